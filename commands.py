@@ -1,0 +1,54 @@
+"""What every command shares: two kinds of failure, and how each ends the process."""
+
+import errno
+import sys
+from collections.abc import Callable
+
+DISK_ERRORS = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+
+
+class InputError(ValueError):
+    """Bad input, found before anything is written: one line that says what, where and what to do. Exit status 2."""
+
+
+class RunFailed(RuntimeError):
+    """A run that had to stop: a non-finite loss, a full disk, a lost process. One line. Exit status 1."""
+
+
+class Interrupted(Exception):
+    """The run was asked to stop by a signal and has saved itself. Exit status 128 + the signal's number."""
+
+    def __init__(self, signal_number: int, message: str):
+        super().__init__(message)
+        self.signal_number = signal_number
+
+
+def command(main: Callable[[list[str]], int | None]) -> None:
+    """Runs `main(argv)` and exits with its status; failures become one line on stderr, a traceback only with `--debug`."""
+    argv = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    if len(argv) < len(sys.argv) - 1:
+        sys.exit(main(argv))
+    try:
+        status = main(argv)
+    except InputError as error:
+        status = fail(error, 2)
+    except RunFailed as error:
+        status = fail(error, 1)
+    except Interrupted as stop:
+        status = fail(stop, 128 + stop.signal_number)
+    except KeyboardInterrupt:
+        status = fail("interrupted", 130)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has gone (`... | head`): nothing to say, and nobody to say it to
+        status = 141
+    except OSError as error:
+        status = fail(error, 1 if error.errno in DISK_ERRORS else 2)
+    except Exception as error:
+        status = fail(f"unexpected {type(error).__name__}: {error} (run again with --debug for the traceback)", 1)
+    sys.exit(status)
+
+
+def fail(reason: object, status: int) -> int:
+    """Prints one line on stderr and returns `status`."""
+    print("error: " + " ".join(str(reason).split()), file=sys.stderr, flush=True)
+    return status
