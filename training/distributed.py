@@ -1,0 +1,81 @@
+"""The processes of a run: one without torchrun, N with it; which device each holds, and sums over all of them."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from commands import InputError
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all processes of the run."""
+
+    rank: int
+    local_rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sums `tensor` over all processes, in place, and returns it. Alone: returns it as it is."""
+        if self.size > 1:
+            if tensor.device.type == self.device.type:
+                dist.all_reduce(tensor)
+            else:  # NCCL reduces only what lies on its own device
+                tensor.copy_(self.all_reduce(tensor.to(self.device)))
+        return tensor
+
+    def broadcast(self, value: object) -> object:
+        """The main process's `value`, on every process."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+
+@contextmanager
+def connect(device_name: str) -> Iterator[World]:
+    """Joins the processes that torchrun started (none: a world of one) and leaves them at the end.
+
+    Backend: NCCL between CUDA devices, Gloo otherwise. Raises InputError where the device does not exist or a
+    machine has fewer GPUs than processes.
+    """
+    rank, local_rank, size = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1)))
+    device = choose_device(device_name, local_rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if size == 1:
+        yield World(0, 0, 1, device)
+        return
+    nccl = device.type == "cuda" and dist.is_nccl_available()
+    dist.init_process_group("nccl" if nccl else "gloo", device_id=device if nccl else None)
+    try:
+        yield World(rank, local_rank, size, device)
+    finally:
+        dist.destroy_process_group()
+
+
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    """`auto` takes CUDA, then Apple's MPS, then the CPU. A CUDA process takes the GPU of its local rank."""
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        name = next(kind for kind, here in available.items() if here)
+    if not available[name]:
+        here = ", ".join(kind for kind, is_here in available.items() if is_here)
+        raise InputError(f"train.device = \"{name}\": this machine (or this build of torch) has no {name} device; it has: {here}")
+    if name != "cuda":
+        return torch.device(name)
+    processes, devices = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+    if processes > devices:
+        raise InputError(f"torchrun started {processes} processes on this machine, which shows {devices} GPU(s): use --nproc_per_node={devices}")
+    return torch.device("cuda", local_rank)
