@@ -3,11 +3,15 @@
 import torch
 from torch import nn
 
+from model.bert import Bert
 from model.gpt2 import GPT2
 from model.initialization import initialize
+from model.qwen2 import Qwen2
 
 BACKBONES = {
     "gpt2": GPT2,
+    "bert": Bert,
+    "qwen2": Qwen2,
 }
 
 
