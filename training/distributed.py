@@ -1,7 +1,7 @@
 """The processes of a run: one without torchrun, N with it; which device each holds, and sums over all of them."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -34,12 +34,30 @@ class World:
                 tensor.copy_(self.all_reduce(tensor.to(self.device)))
         return tensor
 
-    def broadcast(self, value: object) -> object:
-        """The main process's `value`, on every process."""
+    def largest(self, number: int) -> int:
+        """The largest of the processes' numbers."""
         if self.size == 1:
-            return value
-        box = [value]
+            return number
+        tensor = torch.tensor(number, device=self.device)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return int(tensor)
+
+    def on_main(self, action: Callable[[], object]) -> object:
+        """`action()` as the main process alone carries it out; its result on every process.
+
+        Where it raises InputError, the main process raises it and the others leave with the same exit status, silently.
+        """
+        if self.size == 1:
+            return action()
+        box = [None, None]  # result, error
+        if self.is_main:
+            try:
+                box[0] = action()
+            except InputError as error:
+                box[1] = error
         dist.broadcast_object_list(box, src=0, device=self.device)
+        if box[1] is not None:
+            raise box[1] if self.is_main else SystemExit(2)
         return box[0]
 
 

@@ -45,7 +45,7 @@ class Record:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         write_text(self.run_dir / "config.toml", config_toml)
         self.about = {**describe_machine(), **about, "started": now(), "ended": None, "exit_reason": None}
-        if step > 0:  # a resumed run: its first start stays, every session is listed
+        if (self.run_dir / "run.json").exists():  # a resumed run: its earlier sessions stay listed
             earlier = json.loads((self.run_dir / "run.json").read_text(encoding="utf-8"))
             session = {key: earlier.get(key) for key in ("started", "ended", "exit_reason", "world_size", "git")}
             self.about["earlier_sessions"] = [*earlier.get("earlier_sessions", []), session]
