@@ -101,7 +101,8 @@ def toml_value(value: bool | int | float | str) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return '"' + "".join(f"\\u{ord(char):04X}" if char < " " or char in '"\\\x7f' else char for char in value) + '"'
+        text = value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # bytes of an argument under the C locale
+        return '"' + "".join(f"\\u{ord(char):04X}" if char < " " or char in '"\\\x7f' else char for char in text) + '"'
     return repr(value)
 
 
@@ -139,8 +140,8 @@ def build_config(path: str | Path, flags: list[Setting]) -> Config:
     if config.out_dir is None:
         config = replace(config, out_dir=f"out/{Path(path).stem}")
     for problem in problems(config):
-        blamed = [setting.source for name, setting in settings.items() if f"{name} = " in problem]
-        raise InputError(f"{blamed[-1] if blamed else path}: {problem}")
+        flagged = [setting.source for name, setting in settings.items() if f"{name} = " in problem and setting.source != str(path)]
+        raise InputError(f"{flagged[0] if flagged else path}: {problem}")
     return config
 
 
@@ -211,12 +212,11 @@ def value_types(entry: Field) -> list[Any]:
 
 
 def wrong_type(setting: Setting) -> InputError:
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "unset"}
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", type(None): "unset"}
     kinds = [words.get(kind, repr(kind)) for kind in value_types(KEYS[setting.key]) if kind is not type(None)]
-    value = "a table or a list" if isinstance(setting.value, dict | list) else repr(setting.value)
     if setting.source.startswith("--"):
         return InputError(f"{setting.source}={setting.value}: must be {' or '.join(kinds)}")
-    return InputError(f"{setting.source}: {setting.key} = {value} must be {' or '.join(kinds)}")
+    return InputError(f"{setting.source}: {setting.key} = {setting.value!r} must be {' or '.join(kinds)}")
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):

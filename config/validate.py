@@ -72,4 +72,4 @@ def contradictions(config: Config) -> Iterator[str]:
     if country is not None and not (len(country) == 3 and country.isascii() and country.isupper()):
         yield f"emissions.country_iso_code = {country!r} is not a code of three capital letters, such as FRA"
     if config.out_dir is not None and not config.out_dir.strip():
-        yield "out_dir is empty; name a folder, or leave it out"
+        yield f"out_dir = {config.out_dir!r} is empty; name a folder, or leave it out"
