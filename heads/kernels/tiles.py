@@ -1,0 +1,185 @@
+"""Pairwise kernels without an inner product: sums of phi(x_i, y_i) and maxima over i, in tiles.
+
+Each kernel states its formula once, as plain broadcasting: `value` reduces (n, 1, D) against (1, m, D) to (n, m), `slope` is the derivative
+of that value in its first argument. All are symmetric, u(x, y) = u(y, x), so the derivative in the second argument is `slope` with the
+arguments swapped. torch.compile fuses both into loops that hold nothing of size n x m x D; until it pays, and where it does not work,
+the same formulas run on tiles small enough to stay in cache. `|x|` has derivative 0 at 0.
+
+Distances: arXiv 2603.10225, section 3.1.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from heads.kernels.fusing import fused
+
+FUSE_FROM = 2**24  # elements n * m * D of one call: below, plain formulas take milliseconds and compiling takes seconds
+
+
+class Tile(NamedTuple):
+    """How much one step handles: `rows` of x against as many rows of y as hold `elements` numbers together (unfused: n * m * D of them)."""
+
+    rows: int
+    elements: int
+
+
+# On a CPU a tile of y (512 KiB) stays in a core's L2 cache; on CUDA a tile only bounds the launches. Unfused, intermediates take 2 MiB each.
+FUSED_TILE = {"cpu": Tile(128, 2**17), "cuda": Tile(1024, 2**24)}
+PLAIN_TILE = {"cpu": Tile(16, 2**19), "cuda": Tile(64, 2**23)}
+
+
+class TileKernel:
+    """A symmetric pairwise function of rows, evaluated tile by tile. Subclasses are frozen dataclasses with `value` and `slope`."""
+
+    def value(self, a, b):
+        """(n, 1, D), (1, m, D) -> (n, m)."""
+        raise NotImplementedError
+
+    def slope(self, a, b, u):
+        """d value / d a, elementwise: a, b broadcast to (n, m, D); u (n, m, 1) is the value."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def pairwise(self, x, y):
+        """u(x_i, y_k) for all pairs: x (n, D), y (m, D) -> (n, m), float32, or float64 if x is. Extra memory: a few MiB."""
+        x, y = _wide(x), _wide(y).to(_wide_dtype(x))
+        u = x.new_empty(len(x), len(y))
+        with torch.autocast(x.device.type, enabled=False):
+            step, tiles = _plan(_values, self, x, y, pair_arguments=0)
+            for rows, columns in tiles:
+                u[rows, columns] = step(self, x[rows], y[columns])
+        return u
+
+    @torch.no_grad()
+    def backward(self, x, y, u, grad_u, grad_x, grad_y):
+        """Adds the gradient of sum(grad_u * u) to the buffers grad_x (n, D) and grad_y (m, D), in place.
+
+        x, y, u: as given to and returned by `pairwise`; grad_u (n, m); the buffers are float32 or float64.
+        """
+        x, y = _wide(x), _wide(y).to(_wide_dtype(x))
+        with torch.autocast(x.device.type, enabled=False):
+            step, tiles = _plan(_gradients, self, x, y, pair_arguments=2)
+            for rows, columns in tiles:
+                at_x, at_y = step(self, x[rows], y[columns], u[rows, columns].contiguous(), grad_u[rows, columns].contiguous())
+                grad_x[rows] += at_x
+                grad_y[columns] += at_y
+
+
+def _values(kernel, a, b):
+    return kernel.value(a[:, None], b[None])
+
+
+def _gradients(kernel, a, b, u, grad_u):
+    a, b, u, grad_u = a[:, None], b[None], u[..., None], grad_u[..., None]  # (n, 1, D), (1, m, D), (n, m, 1), (n, m, 1)
+    return (grad_u * kernel.slope(a, b, u)).sum(1), (grad_u * kernel.slope(b, a, u)).sum(0)
+
+
+def _plan(formula, kernel, x, y, pair_arguments):
+    """The function to run per tile (fused where that pays and works) and the (rows, columns) slices to run it on."""
+    step = None
+    if x.dtype == torch.float32 and len(x) * len(y) * x.shape[1] >= FUSE_FROM:
+        step = fused(formula, kernel, x.device, pair_arguments)
+    if step is not None:
+        tile = FUSED_TILE[x.device.type]
+        rows = min(len(x), tile.rows)
+        columns = tile.elements // x.shape[1]
+    else:
+        step, tile = formula, PLAIN_TILE.get(x.device.type, PLAIN_TILE["cuda"])
+        rows = min(len(x), tile.rows)
+        columns = tile.elements // max(1, rows * x.shape[1])
+    return step, [(at_x, at_y) for at_y in _slices(len(y), columns) for at_x in _slices(len(x), rows)]
+
+
+def _slices(total, step):
+    """Slices of nearly equal length, at most `step`, that cover range(total): an uneven tail could have length 1, a special case to compile."""
+    count = -(-total // max(1, step))
+    return [slice(total * i // count, total * (i + 1) // count) for i in range(count)]
+
+
+def _wide_dtype(x):
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _wide(x):
+    return x.detach().to(_wide_dtype(x)).contiguous()
+
+
+@dataclass(frozen=True)
+class PowerSum(TileKernel):
+    """sum_i |x_i - y_i|^p, p >= 1.
+
+    The sum itself must fit its dtype: in float32 rows with |x|^p near 3e38 or 1e-38 need a common rescaling first.
+    """
+
+    p: float
+
+    def value(self, a, b):
+        return _power((a - b).abs(), self.p).sum(-1)
+
+    def slope(self, a, b, u):
+        difference = a - b
+        if self.p == 1:
+            return difference.sign()
+        return self.p * _power(difference.abs(), self.p - 1) * difference.sign()
+
+
+@dataclass(frozen=True)
+class Canberra(TileKernel):
+    """sum_i |x_i - y_i| / max(|x_i| + |y_i| + eps, min_denominator); a floored denominator is constant."""
+
+    eps: float = 1e-12
+    min_denominator: float = 0.0
+
+    def _denominator(self, a, b):
+        return a.abs() + b.abs() + self.eps
+
+    def value(self, a, b):
+        return ((a - b).abs() / self._denominator(a, b).clamp(min=self.min_denominator)).sum(-1)
+
+    def slope(self, a, b, u):
+        difference, denominator = a - b, self._denominator(a, b)
+        # d/da (t / s) = (sign(a - b) - (t / s) sign(a)) / s: no square of s, which would overflow where s does not.
+        floored = denominator.clamp(min=self.min_denominator)
+        falling = torch.where(denominator > self.min_denominator, difference.abs() / floored, 0.0)
+        return (difference.sign() - falling * a.sign()) / floored
+
+
+@dataclass(frozen=True)
+class Maximum(TileKernel):
+    """max_i |x_i - y_i|. Coordinates that tie for the maximum share its gradient equally."""
+
+    def value(self, a, b):
+        return (a - b).abs().amax(-1)
+
+    def slope(self, a, b, u):
+        difference = a - b
+        largest = (difference.abs() >= u).to(u.dtype)
+        return largest / largest.sum(-1, keepdim=True) * difference.sign()
+
+
+@dataclass(frozen=True)
+class SmoothMaximum(TileKernel):
+    """(ln sum_i exp(alpha |x_i - y_i|) - ln D) / alpha, alpha > 0: between the mean and the maximum of |x_i - y_i|, and exactly 0 at x = y."""
+
+    alpha: float
+
+    def value(self, a, b):
+        t = (a - b).abs()
+        largest = t.amax(-1, keepdim=True)
+        return largest[..., 0] + (self.alpha * (t - largest)).exp().mean(-1).log() / self.alpha
+
+    def slope(self, a, b, u):
+        difference = a - b
+        return (self.alpha * (difference.abs() - u)).exp() * difference.sign() / a.shape[-1]
+
+
+def _power(t, exponent):
+    """t ** exponent for t >= 0; small multiples of 1/2 by multiplications and one square root, many times cheaper than a general power."""
+    whole = int(exponent)
+    if exponent - whole not in (0, 0.5) or whole > 4:
+        return t**exponent
+    factors = [t] * whole + [t.sqrt()] * (exponent > whole)
+    return math.prod(factors[1:], start=factors[0])
