@@ -1,0 +1,40 @@
+"""Pairwise kernels: u(x_i, y_k) of rows already mapped, and its gradient. The fused loss asks for them one chunk of rows at a time."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A pairwise function of rows; its options are plain numbers, so that a kernel is hashable."""
+
+    def pairwise(self, x: Tensor, y: Tensor) -> Tensor:
+        """x (n, D), y (m, D) -> u (n, m), float32 (float64 if x is float64)."""
+        raise NotImplementedError
+
+    def backward(self, x: Tensor, y: Tensor, u: Tensor, grad_u: Tensor, grad_x: Tensor, grad_y: Tensor) -> None:
+        """Adds d(sum grad_u * u)/dx and /dy to grad_x (n, D) and grad_y (m, D), buffers of u's dtype, in place."""
+        raise NotImplementedError
+
+    def bind(self, y: Tensor) -> "Pairs":
+        """The kernel with its second argument fixed, for a loop over chunks of rows x."""
+        return Pairs(self, y)
+
+
+class Pairs:
+    """A kernel bound to the prototypes y (V, D). Kernels that prepare or finish something once per loss, not per chunk, override it."""
+
+    def __init__(self, kernel: Kernel, y: Tensor):
+        self.kernel, self.y = kernel, y
+
+    def values(self, x: Tensor) -> Tensor:
+        """x (n, D) -> u (n, V)."""
+        return self.kernel.pairwise(x, self.y)
+
+    def backward(self, x: Tensor, u: Tensor, grad_u: Tensor, weights: Tensor, grad_x: Tensor, grad_y: Tensor) -> None:
+        """As Kernel.backward with gradient weights (n, 1) * grad_u; grad_u may be overwritten."""
+        self.kernel.backward(x, self.y, u, grad_u.mul_(weights), grad_x, grad_y)
+
+    def finish(self, grad_y: Tensor) -> None:
+        """Adds to grad_y what was put off until all chunks were seen."""
