@@ -1,0 +1,125 @@
+"""A run folder read for comparison: its config, its record, its curves, its evaluation. Needs neither weights nor dataset."""
+
+import json
+import math
+import tomllib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from commands import InputError
+from eval.metrics_file import Metrics, read_metrics, restore
+
+HIDDEN_STATES = "eval_hidden.npz"  # written by eval.evaluate beside eval.json: what the pictures of hidden states need
+
+
+@dataclass
+class RunFolder:
+    """One run. `config` is the resolved TOML as nested dicts, `about` is run.json, `evaluation` is eval.json; both may be empty."""
+
+    directory: Path
+    config: dict
+    about: dict
+    evaluation: dict
+    metrics: Metrics
+
+    @property
+    def family(self) -> str:
+        return self.config["model"]["name"]
+
+    @property
+    def head(self) -> str:
+        return self.config["head"]["name"]
+
+    @property
+    def seed(self) -> int:
+        return self.config["seed"]
+
+    @cached_property
+    def options(self) -> tuple[tuple[str, object], ...]:
+        """What makes this head differ from another of its name: its options, untied prototypes, its own learning rate; sorted."""
+        options = {key: value for key, value in self.config["head"].items() if key != "name"}
+        if not self.config["model"].get("tie_weights", True):
+            options["untied"] = True
+        return tuple(sorted(options.items()))
+
+    @property
+    def learning_rate(self) -> float:
+        return self.config["optimizer"]["learning_rate"]
+
+    @property
+    def masked(self) -> bool:
+        """Whether the run predicts masked positions: its perplexity is a pseudo-perplexity, no language model's."""
+        return self.about.get("objective", self.evaluation.get("objective", "masked" if self.family == "bert" else "causal")) == "masked"
+
+    @property
+    def max_steps(self) -> int:
+        return self.config["train"]["max_steps"]
+
+    @cached_property
+    def final(self) -> dict:
+        """The evaluation after the last update; empty if the run has not got there."""
+        last = self.metrics.eval[-1] if self.metrics.eval else {}
+        return last if last.get("step") == self.max_steps else {}
+
+    @property
+    def norms(self) -> dict[int, float]:
+        """Step -> norm of the full gradient before clipping."""
+        return {line["step"]: line["grad_norm"] for line in self.metrics.train if isinstance(line.get("grad_norm"), (int, float))}
+
+    def hidden_states(self) -> dict[str, np.ndarray] | None:
+        """Eigenvalues (D,) of the covariance and principal coordinates (n, 2) of hidden states, if `eval.evaluate` has been run."""
+        path = self.directory / HIDDEN_STATES
+        if not path.is_file():
+            return None
+        with np.load(path, allow_pickle=False) as stored:
+            return dict(stored)
+
+    def energy_at(self, key: str, steps: list[int]) -> np.ndarray:
+        """Cumulative `key` ("kwh", "gco2eq") of training at each of `steps`, linear within an interval; NaN beyond what was measured.
+
+        What lost steps of an interrupted run cost is part of it: it was spent on the way.
+        """
+        curve, total = [], 0.0
+        for line in self.emissions("train"):
+            if line.get(key) is None:
+                return np.full(len(steps), math.nan)
+            before = line["first_step"] - 1
+            curve = [point for point in curve if point[0] < before] + [(before, total)]
+            total += line[key]
+            curve.append((line["last_step"], total))
+        if not curve:
+            return np.full(len(steps), math.nan)
+        x, y = zip(*curve, strict=True)
+        return np.interp(steps, x, y, left=math.nan, right=math.nan)
+
+    def emissions(self, scope: str) -> list[dict]:
+        return [line for line in self.metrics.emissions if line.get("scope") == scope]
+
+
+def read_run(directory: Path | str) -> RunFolder:
+    """Opens a run folder for reading. Raises InputError if it is none; missing metrics or evaluations are no error."""
+    directory = Path(directory)
+    path = directory / "config.toml"
+    if not path.is_file():
+        raise InputError(f"{directory}: not a run folder (no config.toml)")
+    try:
+        config = tomllib.loads(path.read_text(encoding="utf-8"))
+        missing = [key for key in ("seed", "model", "head", "optimizer", "schedule", "train", "data") if key not in config]
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not valid TOML: {error}") from error
+    if missing:
+        raise InputError(f"{path}: not a run's resolved config (no {', '.join(missing)})")
+    about, evaluation = (read_json(directory / name) for name in ("run.json", "eval.json"))
+    return RunFolder(directory, config, about, evaluation, read_metrics(directory / "metrics.jsonl"))
+
+
+def read_json(path: Path) -> dict:
+    """A JSON object with its non-finite numbers restored; a missing or broken file reads as empty."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
+        return {}
+    return restore(value) if isinstance(value, dict) else {}
