@@ -30,10 +30,10 @@ from training.emissions import EmissionsMeter
 from training.optimizer import build_optimizer, gradient_norms, learning_rate
 from training.precision import Precision, compile_backbone
 from training.randomness import seed_torch
-from training.record import Record, claim_folder, peak_memory_mb
+from training.record import Record, check_folder, peak_memory_mb
 from training.trackers import build_trackers
 
-MAX_SKIPS = 20  # float16 updates skipped in a row before the run stops: the scale has then shrunk a million-fold
+MAX_SKIPS = 20  # float16 overflows in a row before the run stops: the scale has then shrunk a million-fold
 
 
 def main(argv: list[str]) -> None:
@@ -43,15 +43,18 @@ def main(argv: list[str]) -> None:
         return
     with connect(line.config.train.device) as world:
         run_dir = Path(line.config.out_dir)
-        world.on_main(lambda: claim_folder(run_dir, line.resume, line.overwrite))
+        world.on_main(lambda: check_folder(run_dir, line.resume, line.overwrite))
         checkpoints = Checkpoints(run_dir, line.config.train.keep_last)
         found = world.on_main(checkpoints.newest_valid) if line.resume else None
         training = Training(line.config, world, checkpoints, found)
-        if found and training.step >= training.config.train.max_steps:
-            print(f"{run_dir} is finished: {training.step} of {training.config.train.max_steps} steps are done")
+        if training.step >= training.config.train.max_steps:
+            training.record.say(f"{run_dir} is finished: {training.step} of {training.config.train.max_steps} steps are done")
+            training.loader.close()
             return
+        if line.resume and not found:
+            training.record.say(f"{run_dir} holds no checkpoint: starting at step 0")
         with stop_on_signal() as stop:
-            training.run(stop)
+            training.run(stop, line.resume)
 
 
 class Training:
@@ -71,7 +74,7 @@ class Training:
         self.masking = runs.masking(config, self.dataset.meta, self.model)
         self.shape = BatchShape(config.model.block_size, config.train.batch_size, config.train.gradient_accumulation_steps, world.rank, world.size)
         self.loader = TrainLoader(self.dataset.train, self.shape, config.seed, self.masking, world.device)
-        self.held_out = list(self.windows(self.dataset.val))[:0]  # a validation set that is too short shows now
+        self.windows(self.dataset.val)  # a validation set that is too short shows now
         self.optimizer = build_optimizer(self.model, config.optimizer, world.device)
 
         self.step, self.best_step, self.best_nll = 0, None, math.inf
@@ -92,11 +95,11 @@ class Training:
 
     # ------------------------------------------------------------------------------------------------ the loop
 
-    def run(self, stop: "StopRequest") -> None:
+    def run(self, stop: "StopRequest", resumed: bool) -> None:
         """Updates until `max_steps`; evaluates at step 0, every interval and the end; a checkpoint at every interval, at
         every new best, at the end, and when a signal asks to stop."""
         reason = "failed"
-        self.begin()
+        self.begin(resumed)
         try:
             if self.step == 0:
                 self.evaluate()
@@ -124,34 +127,19 @@ class Training:
             self.end(reason)
 
     def update(self) -> dict:
-        """One optimizer step over the global batch. Returns its line for the record.
-
-        The loss is the sum over all scored tokens of all micro-steps and processes, divided once by their number.
-        Raises RunFailed, before the parameters change, if the loss or the gradient is not finite.
-        """
+        """One optimizer step over the global batch. Returns its line for the record."""
         started = time.perf_counter()
         rate = learning_rate(self.step, self.config.optimizer.learning_rate, self.config.schedule)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         batches = self.loader.batches(self.step)
-        for skipped in range(MAX_SKIPS + 1):
-            seed_torch(self.config.seed, "dropout", self.step, self.world.rank)
-            loss = self.backward(batches)
-            self.precision.scaler.unscale_(self.optimizer)
-            norms = gradient_norms(self.model)
-            loss, norm, norm_head, norm_backbone = torch.cat([loss.reshape(1).to(norms), norms]).tolist()  # the step's one synchronisation
-            overflow = self.precision.scaler.is_enabled() and not math.isfinite(norm)
-            if not math.isfinite(loss) or not (math.isfinite(norm) or overflow):
-                raise RunFailed(f"step {self.step + 1}: the loss is {loss:g} and the gradient norm {norm:g}; nothing was updated. {self.advice()}")
-            self.clip(norm)
-            self.precision.scaler.step(self.optimizer)  # float16 with an overflow: skips
-            self.precision.scaler.update()
-            self.optimizer.zero_grad(set_to_none=True)
-            if not overflow:
-                break
+        skipped = 0
+        while (figures := self.attempt(batches)) is None:  # float16 only: again, at half the scale
+            skipped += 1
             self.record.say(f"step {self.step + 1}: float16 gradient overflow, update skipped; scale now {self.precision.scaler.get_scale():g}")
-        else:
-            raise RunFailed(f"step {self.step + 1}: {MAX_SKIPS + 1} float16 gradient overflows in a row. {self.advice()}")
+            if skipped == MAX_SKIPS:
+                raise RunFailed(f"step {self.step + 1}: {MAX_SKIPS} float16 gradient overflows in a row. {self.advice()}")
+        loss, norm, norm_head, norm_backbone = figures
         seconds = time.perf_counter() - started
         tokens_per_step = self.shape.global_batch_size * self.config.model.block_size
         return {
@@ -159,6 +147,29 @@ class Training:
             "tokens": (self.step + 1) * tokens_per_step, "step_ms": 1e3 * seconds, "tokens_per_s": tokens_per_step / seconds,
             "memory_mb": peak_memory_mb(self.world.device), "exponent": self.model.head.exponent_value, "skipped": skipped,
         }  # fmt: skip
+
+    def attempt(self, batches: list) -> tuple[float, float, float, float] | None:
+        """Forward, backward, clip, step. Returns the loss and the norms of the gradient before clipping (whole, head,
+        backbone); None if float16 gradients overflowed and nothing was updated.
+
+        Raises RunFailed, before the parameters change, if the loss or the gradient is not finite.
+        """
+        seed_torch(self.config.seed, "dropout", self.step, self.world.rank)
+        loss = self.backward(batches)
+        scaler = self.precision.scaler
+        scaler.unscale_(self.optimizer)
+        norms = gradient_norms(self.model)
+        figures = torch.cat([loss.reshape(1).to(norms), norms]).tolist()  # the update's one wait for the device
+        loss, norm, *_ = figures
+        overflow = scaler.is_enabled() and math.isfinite(loss) and not math.isfinite(norm)
+        if not (math.isfinite(loss) and math.isfinite(norm) or overflow):
+            raise RunFailed(f"step {self.step + 1}: the loss is {loss:g} and the gradient norm {norm:g}; nothing was updated. {self.advice()}")
+        if 0 < self.config.train.grad_clip < norm:
+            nn.utils.clip_grads_with_norm_(self.model.parameters(), self.config.train.grad_clip, norms[0])
+        scaler.step(self.optimizer)  # after an overflow: does nothing
+        scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return None if overflow else figures
 
     def backward(self, batches: list) -> Tensor:
         """Leaves the gradient of the mean loss over the global batch in the parameters; returns that loss, 0-dim."""
@@ -176,11 +187,6 @@ class Training:
                 self.precision.scaler.scale(nll * (self.world.size / scored)).backward()
             total += nll.detach()
         return self.world.all_reduce(total) / scored
-
-    def clip(self, norm: float) -> None:
-        limit = self.config.train.grad_clip
-        if 0 < limit < norm:
-            nn.utils.clip_grads_with_norm_(self.model.parameters(), limit, torch.tensor(norm, device=self.world.device))
 
     # ------------------------------------------------------------------------------------------- around the loop
 
@@ -203,6 +209,7 @@ class Training:
 
     def save(self) -> None:
         with self.meter.scope("checkpoint"):
+            self.record.flush()
             if self.world.is_main:
                 optimizer = {"optimizer": self.optimizer.state_dict(), "scaler": self.precision.scaler.state_dict()}
                 state = {"step": self.step, "best_step": self.best_step, "best_val_nll": self.best_nll if self.best_step else None}
@@ -217,10 +224,10 @@ class Training:
         self.step, self.best_step = state["step"], state["best_step"]
         self.best_nll = math.inf if state["best_val_nll"] is None else state["best_val_nll"]
 
-    def begin(self) -> None:
+    def begin(self, resumed: bool) -> None:
         about = {"dataset": dataclasses.asdict(self.dataset.meta), "seed": self.config.seed, "world_size": self.world.size}
         about["parameters"] = sum(parameter.numel() for parameter in self.model.parameters())
-        self.record.begin(to_toml(self.config), about, self.step, self.config.train.max_steps)
+        self.record.begin(to_toml(self.config), about, (self.step, self.config.train.max_steps), resumed)
         settings = {**dataclasses.asdict(self.config), "world_size": self.world.size}
         self.trackers = build_trackers(self.config.log, self.record.run_dir, settings)
         self.meter = EmissionsMeter(self.config.emissions, self.record.run_dir, self.step)

@@ -30,6 +30,11 @@ class BatchShape(NamedTuple):
     rank: int = 0
     world_size: int = 1
 
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences per update, over all micro-steps and processes."""
+        return self.batch_size * self.accumulation_steps * self.world_size
+
 
 class TrainLoader:
     """Training batches at random starts (as in nanoGPT), the next step's prepared in a thread.
@@ -58,9 +63,8 @@ class TrainLoader:
 
     def _read(self, step: int) -> list[Batch]:
         shape = self.shape
-        n_rows = shape.batch_size * shape.accumulation_steps * shape.world_size
         stop = len(self.tokens) - shape.block_size  # a row takes block_size + 1 tokens
-        starts = generator(self.seed, "train windows", step).integers(0, stop, size=n_rows)
+        starts = generator(self.seed, "train windows", step).integers(0, stop, size=shape.global_batch_size)
         batches = []
         for micro_step in range(shape.accumulation_steps):
             first = (micro_step * shape.world_size + shape.rank) * shape.batch_size

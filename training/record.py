@@ -37,11 +37,17 @@ class Record:
         self.bar = None
         self.about: dict = {}
 
-    def begin(self, config_toml: str, about: dict, step: int, max_steps: int) -> None:
-        """Opens the folder at `step`: writes config.toml and run.json, and takes from metrics.jsonl what lies beyond
-        `step` (an interrupted run's updates that are about to be made again; its emissions stay, they were emitted)."""
+    def begin(self, config_toml: str, about: dict, progress: tuple[int, int], resumed: bool = False) -> None:
+        """Opens the folder for a run at `progress` (step, max_steps): writes config.toml and run.json.
+
+        A resumed run takes from metrics.jsonl what lies beyond `step`: updates that are about to be made again (their
+        emissions stay, they were emitted). Any other run empties the folder first.
+        """
         if not self.active:
             return
+        if not resumed and (self.run_dir / "config.toml").exists():
+            clear_run(self.run_dir)
+        step, max_steps = progress
         self.run_dir.mkdir(parents=True, exist_ok=True)
         write_text(self.run_dir / "config.toml", config_toml)
         self.about = {**describe_machine(), **about, "started": now(), "ended": None, "exit_reason": None}
@@ -50,7 +56,7 @@ class Record:
             session = {key: earlier.get(key) for key in ("started", "ended", "exit_reason", "world_size", "git")}
             self.about["earlier_sessions"] = [*earlier.get("earlier_sessions", []), session]
         self.describe()
-        rewind_metrics(self.run_dir / "metrics.jsonl", step)
+        rewind_metrics(self.run_dir / "metrics.jsonl", step or -1)  # at step 0 the first evaluation is made again too
         self.metrics = open(self.run_dir / "metrics.jsonl", "a", encoding="utf-8", buffering=1)  # a line reaches the file at its end
         self.bar = tqdm(total=max_steps, initial=step, unit="step", disable=None, dynamic_ncols=True)  # None: off where stderr is no terminal
 
@@ -80,6 +86,11 @@ class Record:
         if self.active:
             tqdm.write(message, file=sys.stdout)
             sys.stdout.flush()
+
+    def flush(self) -> None:
+        """Sees the lines on the disk, so that a checkpoint never knows more than the record."""
+        if self.metrics is not None:
+            os.fsync(self.metrics.fileno())
 
     def end(self, reason: str) -> None:
         if self.metrics is not None:
@@ -111,17 +122,21 @@ def rewind_metrics(path: Path, step: int) -> None:
     write_text(path, "".join(kept))
 
 
-def claim_folder(run_dir: Path, resume: bool, overwrite: bool) -> None:
-    """Sees to it that a run may use the folder. Raises InputError, with nothing changed, if it may not."""
-    if resume:
-        if not run_dir.is_dir():
-            raise InputError(f"--resume: there is no run folder {run_dir}; start the run without --resume")
-    elif run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
-        if not overwrite:
-            raise InputError(f"{run_dir} is not empty: go on with --resume, start again with --overwrite, or choose another --out_dir")
-        if not (run_dir / "config.toml").is_file():
-            raise InputError(f"--overwrite: {run_dir} does not look like a run folder (no config.toml); remove it yourself or choose another --out_dir")
-        shutil.rmtree(run_dir)
+def check_folder(run_dir: Path, resume: bool, overwrite: bool) -> None:
+    """Raises InputError if the run may not use the folder; changes nothing."""
+    used = run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir()))
+    if resume and not run_dir.is_dir():
+        raise InputError(f"--resume: there is no run folder {run_dir}; start the run without --resume")
+    if used and not resume and not overwrite:
+        raise InputError(f"{run_dir} is not empty: go on with --resume, start again with --overwrite, or choose another --out_dir")
+    if used and not (run_dir / "config.toml").is_file():
+        raise InputError(f"{run_dir} is not empty and no run folder (it has no config.toml): choose another --out_dir, or remove it yourself")
+
+
+def clear_run(run_dir: Path) -> None:
+    """Empties a run folder that starts again at step 0, config.toml last, so that what is left is a run folder until the end."""
+    for path in sorted(run_dir.iterdir(), key=lambda path: path.name == "config.toml"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def describe_machine() -> dict:

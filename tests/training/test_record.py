@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from commands import InputError
-from training.record import Record, claim_folder, describe_machine, peak_memory_mb, rewind_metrics, strict_json
+from training.record import Record, check_folder, describe_machine, peak_memory_mb, rewind_metrics, strict_json
 
 
 def lines(run_dir):
@@ -14,7 +14,7 @@ def lines(run_dir):
 
 def begin(run_dir, step=0):
     record = Record(run_dir, active=True, log_interval=2)
-    record.begin("seed = 1\n", {"seed": 1, "world_size": 1}, step, 10)
+    record.begin("seed = 1\n", {"seed": 1, "world_size": 1}, (step, 10), resumed=step > 0)
     return record
 
 
@@ -36,7 +36,7 @@ def test_lines_reach_the_file_as_they_are_written_and_every_step_is_there(tmp_pa
 
 def test_other_processes_write_nothing(tmp_path):
     record = Record(tmp_path / "run", active=False, log_interval=1)
-    record.begin("", {}, 0, 1)
+    record.begin("", {}, (0, 1))
     record.train({"step": 1, "loss": 0.0})
     record.evaluation({"step": 1})
     record.say("hello")
@@ -62,23 +62,33 @@ def test_a_resumed_run_remembers_its_earlier_sessions(tmp_path):
 
 def test_who_may_use_a_folder(tmp_path):
     fresh = tmp_path / "fresh"
-    claim_folder(fresh, resume=False, overwrite=False)
+    check_folder(fresh, resume=False, overwrite=False)
     with pytest.raises(InputError, match="no run folder"):
-        claim_folder(fresh, resume=True, overwrite=False)
+        check_folder(fresh, resume=True, overwrite=False)
     fresh.mkdir()
-    claim_folder(fresh, resume=False, overwrite=False)
+    check_folder(fresh, resume=False, overwrite=False)
     (fresh / "config.toml").write_text("")
     with pytest.raises(InputError, match="not empty.*--resume.*--overwrite"):
-        claim_folder(fresh, resume=False, overwrite=False)
-    claim_folder(fresh, resume=True, overwrite=False)
-    assert (fresh / "config.toml").exists()
+        check_folder(fresh, resume=False, overwrite=False)
+    check_folder(fresh, resume=True, overwrite=False)
+    check_folder(fresh, resume=False, overwrite=True)
 
 
-def test_overwrite_never_empties_a_folder_that_is_no_run(tmp_path):
+@pytest.mark.parametrize("how", ["resume", "overwrite"])
+def test_a_folder_that_is_no_run_is_never_used(tmp_path, how):
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(InputError, match="does not look like a run folder"):
-        claim_folder(tmp_path, resume=False, overwrite=True)
-    assert (tmp_path / "thesis.tex").exists()
+    with pytest.raises(InputError, match="no run folder"):
+        check_folder(tmp_path, resume=how == "resume", overwrite=how == "overwrite")
+
+
+def test_a_run_that_starts_again_starts_empty(tmp_path):
+    first = begin(tmp_path / "run")
+    first.train({"step": 1, "loss": 1.0})
+    first.end("finished")
+    (tmp_path / "run" / "checkpoints").mkdir()
+    begin(tmp_path / "run").end("finished")
+    assert lines(tmp_path / "run") == []
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 def test_strict_json_has_no_bare_infinities():
