@@ -101,6 +101,7 @@ class Qwen2(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.block_size = config.block_size
+        self.n_layer = config.n_layer
         self.rope_theta = config.rope_theta
         self.head_dim = config.n_embd // config.n_head
         self.activation_checkpointing = False
