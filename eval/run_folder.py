@@ -83,7 +83,7 @@ class RunFolder:
         What lost steps of an interrupted run cost is part of it: it was spent on the way.
         """
         curve, total = [], 0.0
-        for line in self.emissions("train"):
+        for line in self.emissions("training"):
             if line.get(key) is None:
                 return np.full(len(steps), math.nan)
             before = line["first_step"] - 1

@@ -73,7 +73,9 @@ def make_run(tmp_path):
         (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         if facts["hidden"]:
             rng = np.random.default_rng(seed)
-            np.savez(directory / "eval_hidden.npz", eigenvalues=np.geomspace(1, 1e-3 * (1 + facts["level"]) ** 2, 16), projection=rng.normal(size=(300, 2)))
+            values = np.geomspace(1, 1e-3 * (1 + facts["level"]) ** 2, 16)
+            projection = rng.normal(size=(300, 2))
+            np.savez(directory / "eval_hidden.npz", eigenvalues=values, eigenvalues_every_position=values, projection=projection)
         return directory
 
     return make
@@ -94,7 +96,7 @@ def curves(seed, facts):
             lines.append(evaluation(step, loss + 0.1))
         if step % 100 == 0 and facts["emissions"]:
             spent = {"first_step": step - 99, "last_step": step, "kwh": 1e-4 * facts["energy"], "gco2eq": 0.05 * facts["energy"], "seconds": 1.0}
-            lines += [{"kind": "emissions", "scope": "train", **spent}, {"kind": "emissions", "scope": "eval", **spent, "kwh": 1e-5, "gco2eq": 0.005}]
+            lines += [{"kind": "emissions", "scope": "training", **spent}, {"kind": "emissions", "scope": "evaluation", **spent, "kwh": 1e-5, "gco2eq": 0.005}]
     return lines
 
 
