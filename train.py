@@ -11,7 +11,6 @@ import dataclasses
 import math
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,12 +20,14 @@ from torch.nn.parallel import DistributedDataParallel
 import runs
 from commands import InputError, Interrupted, RunFailed, command
 from config import Config, load_config, parse_command_line, to_toml
+from config.schema import LogConfig
 from data.loader import BatchShape, TrainLoader, validation_batches
 from data.token_file import open_dataset
 from eval.validation import mean_nll, validate
 from training.checkpoint import Checkpoints, load_model
 from training.distributed import World, connect
 from training.emissions import EmissionsMeter
+from training.energy import this_node
 from training.optimizer import build_optimizer, gradient_norms, learning_rate
 from training.precision import Precision, compile_backbone
 from training.randomness import seed_torch
@@ -204,7 +205,7 @@ class Training:
         return self.step > 0
 
     def windows(self, tokens):
-        shape = replace(self.shape, batch_size=self.config.eval.batch_size)
+        shape = self.shape._replace(batch_size=self.config.eval.batch_size)
         return validation_batches(tokens, shape, self.config.eval.tokens, self.masking, self.world.device)
 
     def save(self) -> None:
@@ -229,8 +230,10 @@ class Training:
         about["parameters"] = sum(parameter.numel() for parameter in self.model.parameters())
         self.record.begin(to_toml(self.config), about, (self.step, self.config.train.max_steps), resumed)
         settings = {**dataclasses.asdict(self.config), "world_size": self.world.size}
-        self.trackers = build_trackers(self.config.log, self.record.run_dir, settings)
-        self.meter = EmissionsMeter(self.config.emissions, self.record.run_dir, self.step)
+        self.trackers = build_trackers(self.config.log if self.world.is_main else LogConfig(), self.record.run_dir, settings)
+        tokens_per_step = self.shape.global_batch_size * self.config.model.block_size
+        node = this_node(self.world.device.type)
+        self.meter = EmissionsMeter(self.config.emissions, self.record.run_dir, self.step, tokens_per_step, self.record.emissions, node)
         exponent = self.model.head.exponent_value
         self.record.say(
             f"{self.config.model.name} with the {self.config.head.name} head: {about['parameters']:,} parameters"
@@ -240,7 +243,8 @@ class Training:
 
     def end(self, reason: str) -> None:
         self.loader.close()
-        self.meter.close(self.step)
+        self.meter.close()
+        self.record.describe(emissions=self.meter.describe())
         self.trackers.close()
         self.record.end(reason)
 

@@ -65,17 +65,26 @@ def config_file(corpus, tmp_path) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
-def execute():
-    """execute("train.py", "x.toml", ...) runs a command of the project in a process of its own and waits for it."""
+class Execute:
+    """Runs commands of the project in processes of their own."""
 
-    def run(*words: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess:
+    def environment(self, **extra: str) -> dict[str, str]:
+        """One thread each, so that processes side by side do not fight over the cores."""
+        return {**os.environ, "OMP_NUM_THREADS": "1", **extra}
+
+    def __call__(self, *words, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess:
+        """execute("train.py", "x.toml", ...): waits for the end; stdout and stderr as text."""
         command = [sys.executable, *map(str, words)]
-        return subprocess.run(command, cwd=ROOT, env=child_environment(**environment), capture_output=True, text=True, timeout=timeout)
+        return subprocess.run(command, cwd=ROOT, env=self.environment(**environment), capture_output=True, text=True, timeout=timeout)
 
-    return run
+    def start(self, *words, **popen) -> subprocess.Popen:
+        """Does not wait; stdout and stderr come together."""
+        command = [sys.executable, *map(str, words)]
+        return subprocess.Popen(
+            command, cwd=ROOT, env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **popen
+        )
 
 
-def child_environment(**extra: str) -> dict[str, str]:
-    """The environment of a test's process: one thread, so that processes side by side do not fight over the cores."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", **extra}
+@pytest.fixture(scope="session")
+def execute() -> Execute:
+    return Execute()

@@ -5,13 +5,10 @@ import math
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 import torch
-from conftest import ROOT, child_environment
 from safetensors.torch import load_file
 
 import train
@@ -136,12 +133,6 @@ def test_a_stopped_and_resumed_run_is_bitwise_the_uninterrupted_one(config_file,
     assert len(json.loads((tmp_path / "parts" / "run.json").read_text())["earlier_sessions"]) == 2
 
 
-def start(*words):
-    return subprocess.Popen(
-        [sys.executable, *map(str, words)], cwd=ROOT, env=child_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
 def wait_for_step(out_dir, step, process):
     for _ in range(1200):
         if (out_dir / "metrics.jsonl").exists() and len(losses_so_far(out_dir)) >= step:
@@ -156,13 +147,13 @@ def losses_so_far(out_dir):
     return [line for line in text.splitlines() if line.startswith('{"kind": "train"') and line.endswith("}")]
 
 
-def test_killed_at_any_moment_and_resumed_is_bitwise_the_uninterrupted_run(config_file, tmp_path):
+def test_killed_at_any_moment_and_resumed_is_bitwise_the_uninterrupted_run(config_file, tmp_path, execute):
     flags = ("--model.dropout=0.1", "--head.name=cosine", "--train.max_steps=300", "--train.checkpoint_interval=1", "--eval.interval=50")
     run(config_file, tmp_path / "whole", *flags)
     out = tmp_path / "killed"
     resume = ()
     for step in (3, 90, 170):
-        process = start("train.py", config_file, f"--out_dir={out}", *flags, *resume)
+        process = execute.start("train.py", config_file, f"--out_dir={out}", *flags, *resume)
         wait_for_step(out, step, process)
         process.kill()
         process.wait()
@@ -173,9 +164,9 @@ def test_killed_at_any_moment_and_resumed_is_bitwise_the_uninterrupted_run(confi
 
 
 @pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_in_a_checkpoint_and_the_run_goes_on_from_there(config_file, tmp_path, number, status):
+def test_a_signal_ends_in_a_checkpoint_and_the_run_goes_on_from_there(config_file, tmp_path, execute, number, status):
     out = tmp_path / "run"
-    process = start("train.py", config_file, f"--out_dir={out}", "--train.max_steps=100000")
+    process = execute.start("train.py", config_file, f"--out_dir={out}", "--train.max_steps=100000")
     wait_for_step(out, 3, process)
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
@@ -205,7 +196,7 @@ def test_a_folder_without_a_checkpoint_starts_at_step_0_and_says_so(config_file,
     assert lines(out, "train")[-1]["step"] == 6
 
 
-def test_a_full_disk_leaves_the_last_good_checkpoint(config_file, tmp_path):
+def test_a_full_disk_leaves_the_last_good_checkpoint(config_file, tmp_path, execute):
     out = tmp_path / "run"
     run(config_file, out, "--train.max_steps=2", "--schedule.decay_steps=6")
 
@@ -213,10 +204,10 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(config_file, tmp_path):
         size = (out / "checkpoints/step_00000002/model.safetensors").stat().st_size
         resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, size - 1))
 
-    words = [sys.executable, "train.py", str(config_file), f"--out_dir={out}", "--resume"]
-    failed = subprocess.run(words, cwd=ROOT, env=child_environment(), capture_output=True, text=True, preexec_fn=limit_files)
-    assert failed.returncode == 1
-    assert "cannot write the checkpoint of step 6" in failed.stderr and "step_00000002" in failed.stderr
+    failed = execute.start("train.py", config_file, f"--out_dir={out}", "--resume", preexec_fn=limit_files)
+    output, _ = failed.communicate(timeout=60)
+    assert failed.returncode == 1, output
+    assert "cannot write the checkpoint of step 6" in output and "the last good one is" in output and "step_00000002" in output
     run(config_file, out, "--resume")
     run(config_file, tmp_path / "whole")
     assert_same_weights(weights(out, 6), weights(tmp_path / "whole", 6))
