@@ -200,6 +200,8 @@ def append_rows(path: Path, rows: list[Row]) -> None:
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     if not path.exists():
         writer.writeheader()
+    elif not path.read_bytes().endswith(b"\n"):
+        text.write("\n")  # a crash cut the last row short: it ends here
     writer.writerows({name: int(value) if isinstance(value, bool) else value for name, value in row.items()} for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
