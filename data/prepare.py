@@ -28,6 +28,7 @@ OPENWEBTEXT_VAL_FRACTION = 0.0005  # nanoGPT's: 4 million tokens of 9 billion
 UINT16_IDS = 1 << 16
 SMALL_SOURCE = 1 << 22  # bytes; below, starting worker processes takes longer than the work
 MOST_WORKERS = 8
+DECODE_TOKENS = 1 << 16  # at a time, when the bytes of a part of a document are counted
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,9 @@ class Ledger:
         n = self.writer.tokens[full]
         n_val = min(max(1, round(self.val_fraction * n)), n - 1)
         moved = self.writer.move(full, *((n - n_val, n) if empty == "val" else (0, n - n_val)))
-        self._book(full, empty, len(tokenizer.decode_bytes(moved[moved != tokenizer.eot_id])))
+        text = moved[moved != tokenizer.eot_id]
+        blocks = (text[at : at + DECODE_TOKENS] for at in range(0, len(text), DECODE_TOKENS))
+        self._book(full, empty, sum(len(tokenizer.decode_bytes(block)) for block in blocks))
         return f"there is only one document: its last {n_val:,} tokens are the validation split"
 
     def _book(self, full: str, empty: str, n_bytes: int) -> None:
@@ -168,17 +171,19 @@ def _finished(out: Path, settings: dict) -> DatasetMeta | None:
 
 
 def _fraction(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} does not lie between 0 and 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 1")
     return value
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 up")
+    return int(text)
 
 
 def _parser() -> Parser:

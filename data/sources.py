@@ -22,6 +22,7 @@ HUB_NAMES = {"openwebtext": "Skylion007/openwebtext"}  # the corpus as parquet; 
 PARQUET_REVISION = "refs/convert/parquet"  # the branch where the hub keeps its own conversion of datasets with scripts
 NOT_DOCUMENTED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "pydoc_data", "lib2to3", "__pycache__"}
 READ_BYTES = 1 << 20
+HUB_SECONDS = 10  # without an answer, before the hub counts as out of reach
 
 Document = Iterable[str]  # its text in one or more blocks; without any text where the document is empty or null
 
@@ -213,37 +214,31 @@ def _text(row: dict, column: str, where: object) -> Document:
 
 def hub_documents(name: str, options: SourceOptions) -> Iterator[Document]:
     """The rows of a Hugging Face dataset (or of a local folder of parquet files), streamed; no loading scripts are ever run."""
-    rows = _stream(name, options)
     number = 0
     try:
-        for number, row in enumerate(rows, start=1):
+        for number, row in enumerate(_stream(name, options), start=1):
             yield _text(row, options.text_column, f"{name}, row {number}")
-    except (OSError, RuntimeError) as error:
-        raise _unreachable(f"{name}, after row {number}", error) from None
+    except InputError:
+        raise
+    except Exception as error:  # connections, missing datasets and splits, gated access: a dozen classes of four packages
+        reason = " ".join(str(error).split()) or type(error).__name__
+        where = f"{name}, after row {number}" if number else f"{name} is no local file, and as a Hugging Face dataset it fails"
+        raise InputError(f"{where}: {reason[:200]} (without a network, give local .txt, .jsonl or .parquet files)") from None
 
 
 def _stream(name: str, options: SourceOptions):
     import datasets
+    import huggingface_hub
 
+    if not Path(name).is_dir():
+        huggingface_hub.HfApi().dataset_info(name, timeout=HUB_SECONDS)  # `datasets` would try for half a minute
     datasets.disable_progress_bars()
-    datasets.utils.logging.set_verbosity_error()
     try:
-        try:
-            return datasets.load_dataset(name, options.subset, split=options.split, streaming=True)
-        except RuntimeError as error:
-            if "script" not in str(error):
-                raise
-            return datasets.load_dataset(name, options.subset, split=options.split, streaming=True, revision=PARQUET_REVISION)
-    except Exception as error:  # connection, missing dataset or split, gated access: a dozen classes of several packages
-        raise _unreachable(name, error) from None
-
-
-def _unreachable(where: str, error: Exception) -> InputError:
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return InputError(
-        f"{where}: no such local file, and the Hugging Face hub gave no dataset ({reason[:160]}); "
-        "without a network, give local .txt, .jsonl or .parquet files"
-    )
+        return datasets.load_dataset(name, options.subset, split=options.split, streaming=True)
+    except RuntimeError as error:
+        if "script" not in str(error):
+            raise
+        return datasets.load_dataset(name, options.subset, split=options.split, streaming=True, revision=PARQUET_REVISION)
 
 
 # This Python's own documentation

@@ -20,6 +20,7 @@ REPLACEMENT = "\ufffd".encode()
 EOT_TEXT = "<|endoftext|>"
 PIECE = 1 << 20  # characters; longer documents are encoded in pieces of about this size
 BOUNDARY = re.compile(r"(?<=[^\W_])[ \n]")  # a letter or digit, then a space or line end: no token crosses this in the BPEs below
+HUB_SECONDS = 10  # without an answer, before the hub counts as out of reach
 EOT_NAMES = (EOT_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 MASK_NAMES = ("[MASK]", "<mask>")
 
@@ -89,10 +90,10 @@ class HuggingFaceTokenizer(_Tokenizer):
         path = path / "tokenizer.json" if path.is_dir() else path
         if not path.is_file() and path.suffix == ".json":
             raise InputError(f"tokenizer {name}: no such file")
+        local = path.is_file()
         try:
-            local = path.is_file()
-            self.tokenizer = tokenizers.Tokenizer.from_file(str(path)) if local else tokenizers.Tokenizer.from_pretrained(name)
-        except Exception as error:  # `tokenizers` raises bare Exception
+            self.tokenizer = tokenizers.Tokenizer.from_file(str(path) if local else _from_hub(name))
+        except Exception as error:  # `tokenizers` raises bare Exception, the hub's client a dozen classes
             raise InputError(
                 f"tokenizer {name}: neither bytes, nor a tiktoken encoding, nor a readable tokenizer.json or model name ({_brief(error)})"
             ) from None
@@ -196,6 +197,18 @@ def pieces(blocks: Iterable[str]) -> Iterator[str]:
         rest = text[start:]
     if rest:
         yield rest
+
+
+def _from_hub(model: str) -> str:
+    """The path of a model's tokenizer.json in the Hugging Face cache, downloaded if it is not there."""
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return huggingface_hub.hf_hub_download(model, "tokenizer.json", local_files_only=True)
+    except LocalEntryNotFoundError:
+        huggingface_hub.HfApi().model_info(model, timeout=HUB_SECONDS)  # a download would try for half a minute
+        return huggingface_hub.hf_hub_download(model, "tokenizer.json")
 
 
 def _brief(error: Exception) -> str:
