@@ -17,8 +17,11 @@ class Kernel:
         """Adds d(sum grad_u * u)/dx and /dy to grad_x (n, D) and grad_y (m, D), buffers of u's dtype, in place."""
         raise NotImplementedError
 
-    def bind(self, y: Tensor) -> "Pairs":
-        """The kernel with its second argument fixed, for a loop over chunks of rows x."""
+    def bind(self, y: Tensor, parameter: Tensor | None = None, dtype=None) -> "Pairs":
+        """The kernel with its second argument fixed, for a loop over chunks of rows x.
+
+        parameter: a tensor that the kernel depends on (a bias, a metric), where it has one; dtype: of the matrix products, where it has any.
+        """
         return Pairs(self, y)
 
 
@@ -29,12 +32,13 @@ class Pairs:
         self.kernel, self.y = kernel, y
 
     def values(self, x: Tensor) -> Tensor:
-        """x (n, D) -> u (n, V)."""
+        """x (n, D) -> u (n, V), a buffer that the next call may reuse."""
         return self.kernel.pairwise(x, self.y)
 
-    def backward(self, x: Tensor, u: Tensor, grad_u: Tensor, weights: Tensor, grad_x: Tensor, grad_y: Tensor) -> None:
-        """As Kernel.backward with gradient weights (n, 1) * grad_u; grad_u may be overwritten."""
-        self.kernel.backward(x, self.y, u, grad_u.mul_(weights), grad_x, grad_y)
+    def backward(self, x: Tensor, u: Tensor, grad_u: Tensor, weights: Tensor, grads: tuple[Tensor, Tensor]) -> None:
+        """As Kernel.backward for the chunk last given to `values`, with gradient weights (n, 1) * grad_u; grad_u may be overwritten."""
+        self.kernel.backward(x, self.y, u, grad_u.mul_(weights), *grads)
 
-    def finish(self, grad_y: Tensor) -> None:
-        """Adds to grad_y what was put off until all chunks were seen."""
+    def finish(self, grad_y: Tensor) -> Tensor | None:
+        """Adds to grad_y what was put off until all chunks were seen; returns the gradient of the kernel's parameter."""
+        return None

@@ -1,0 +1,239 @@
+"""What all distance heads share: the link, the exponent, the scale of the hidden states, and their calibration."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heads.floor import Floor
+from heads.fused_loss import Operands, Recipe, chunks_of_values
+from heads.head import Head, Problem, _product_dtype, _wide
+from heads.links import Gibbs, Harmonic, distance, log_distance
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A distance as the fused loss computes it: d = factor * kernel(x, y)^root, of mapped rows x and y."""
+
+    kernel: Any
+    floor: Floor
+    root: float = 1.0
+    factor: float = 1.0
+    # Powers of the rows' entries that the kernel adds up: rows too large or small for them are rescaled, which for a distance of degree
+    # `degree` (1, or 0 where it is scale-free) multiplies every distance alike.
+    power: float = 1.0
+    degree: int = 1
+
+
+class DistanceHead(Head):
+    """A head on a distance; a subclass says which with `geometry`, and where needed `map`, `metric` or `denominators`.
+
+    Options: link "harmonic" or "gibbs"; tau (Gibbs); exponent: a number, "auto" (calibrated, see `calibrate`), "dim" (n_embd) or
+    "sqrt_dim"; exponent_spread: the standard deviation in nats that "auto" gives the logits over the vocabulary; learn_exponent: ln n is
+    a parameter; hidden_scale: a number by which hidden states are multiplied, or "auto" (calibrated: as large as the prototypes).
+    """
+
+    defaults = {"link": "harmonic", "tau": 1.0, "exponent": "auto", "exponent_spread": 0.5, "learn_exponent": False, "hidden_scale": 1.0}
+    harmonic_only = ("exponent", "exponent_spread", "learn_exponent")
+
+    def __init__(self, n_embd, vocab_size, padded_vocab_size=None, **options):
+        super().__init__(n_embd, vocab_size, padded_vocab_size, **options)
+        self._check()
+        self.harmonic = self.settings["link"] == "harmonic"
+        scale = self.settings["hidden_scale"]
+        self.register_buffer("scale", torch.tensor(math.nan if scale == "auto" else float(scale)))
+        if self.harmonic:
+            exponent = {"auto": math.nan, "dim": n_embd, "sqrt_dim": math.sqrt(n_embd)}.get(self.settings["exponent"], self.settings["exponent"])
+            exponent = torch.tensor(float(exponent))
+            if self.settings["learn_exponent"]:
+                self.log_exponent = nn.Parameter(exponent.log())
+            else:
+                self.register_buffer("exponent", exponent)
+        self._ready = False
+        self.geometry = self.build_geometry()
+
+    # What a distance says of itself.
+
+    def build_geometry(self) -> Geometry:
+        """The kernel and its surroundings; raises ValueError for bad options of the distance."""
+        raise NotImplementedError
+
+    def map(self, rows: Tensor, noise: int | None = None) -> Tensor:
+        """Rows (n, D) of hidden states or prototypes -> rows for the kernel. noise: the seed of this forward's noise while training."""
+        return rows
+
+    def metric(self) -> Tensor | None:
+        """The kernel's parameter, if it has one."""
+        return None
+
+    def denominators(self, x: Tensor, y: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """(row (n,), column (rows,)): d is divided by row_i + column_k."""
+        return None, None
+
+    def definition(self, h: Tensor, w: Tensor) -> Tensor:
+        """d (N, V) of h (N, D) and w (V, D), in plain torch: the meaning of the head, and the oracle of its tests."""
+        raise NotImplementedError
+
+    # What follows from it.
+
+    def problem(self, hidden, training=False):
+        if not self._ready and len(hidden):
+            if self.needs_calibration:
+                self._calibrate_alone(hidden)
+            self._ready = True
+        geometry, weight = self.geometry, self.weight.to(hidden.dtype)
+        h = hidden * self.scale.to(hidden.dtype)
+        unit = _common_unit(h, weight, geometry.power)
+        if unit is not None:
+            h, weight = h * unit, weight * unit
+        noise = int(torch.randint(2**31, ())) if training and self.noisy else None
+        x, y = self.map(h, noise), self.map(weight, None if noise is None else noise + 1)
+        sharpness = self._sharpness(hidden.dtype)
+        if unit is not None and not self.harmonic and geometry.degree == 1:
+            sharpness = sharpness / unit
+        recipe = Recipe(geometry.kernel, self.link(), self.vocab_size, geometry.floor)
+        operands = Operands(x, y, self.metric(), *self.denominators(x, y), sharpness)
+        return Problem(recipe, operands, 1.0 if unit is None or geometry.degree == 0 else unit)
+
+    noisy = False  # whether `map` adds noise while training
+
+    def link(self) -> Harmonic | Gibbs:
+        return (Harmonic if self.harmonic else Gibbs)(self.geometry.root, self.geometry.factor)
+
+    def _sharpness(self, dtype):
+        if not self.harmonic:
+            return self.scale.new_tensor(1 / self.settings["tau"], dtype=dtype)
+        return self.log_exponent.to(dtype).exp() if self.settings["learn_exponent"] else self.exponent.to(dtype)
+
+    @torch.no_grad()
+    def distances(self, hidden: Tensor) -> Tensor:
+        """d(h, w) (..., rows) of hidden (..., D), padded rows included; without gradient."""
+        flat = self._flat(hidden)
+        with torch.autocast(hidden.device.type, enabled=False):
+            recipe, operands, unit = self.problem(_wide(flat))
+            recipe = recipe._replace(vocab_size=len(self.weight), dtype=_product_dtype(hidden))
+            out = operands.x.new_empty(len(flat), len(self.weight))
+            for rows, u, ratio in chunks_of_values(recipe, operands):
+                out[rows] = distance(recipe.link, u, ratio) / unit
+        return out.view(*hidden.shape[:-1], -1)
+
+    # Exponent and scale.
+
+    @property
+    def exponent_value(self) -> float | None:
+        """The exponent n in use; None under the Gibbs link or before calibration."""
+        if not self.harmonic:
+            return None
+        n = math.exp(self.log_exponent.detach()) if self.settings["learn_exponent"] else float(self.exponent)
+        return None if math.isnan(n) else n
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether an "auto" option has no value yet."""
+        return bool(self.scale.isnan()) or self.harmonic and self.exponent_value is None
+
+    @torch.no_grad()
+    def calibrate(self, hidden: Tensor | Iterable[Tensor], reduce: Callable[[Tensor], None] | None = None) -> None:
+        """Sets "auto" options from hidden states (..., D), a tensor or a re-iterable of tensors (the micro-steps of a batch).
+
+        hidden_scale: h and w get the same root mean square. exponent: n = exponent_spread / sqrt(mean over tokens of Var over the
+        vocabulary of ln d). reduce: sums a tensor over processes, in place; the result depends on the union of all hidden states only.
+        Raises ValueError if there are none, or they are not finite, or all prototypes are equally far from each of them.
+        """
+        parts = [hidden] if isinstance(hidden, Tensor) else hidden
+        self._ready = True  # `problem` must not calibrate in turn
+        if self.settings["hidden_scale"] == "auto":
+            square = self._mean(parts, reduce, lambda rows: rows.double().square().sum() / self.n_embd)
+            words = self.weight[: self.vocab_size].double().square().mean()
+            self.scale.copy_((words / square).sqrt())
+        if self.harmonic and self.settings["exponent"] == "auto":
+            variance = self._mean(parts, reduce, self._spread)
+            n = self.settings["exponent_spread"] / variance.sqrt()
+            if not torch.isfinite(n):
+                raise ValueError(f"exponent \"auto\": cannot be calibrated on hidden states for which ln d has variance {variance.item()} "
+                                 "over the vocabulary")
+            target, value = (self.log_exponent, n.log()) if self.settings["learn_exponent"] else (self.exponent, n)
+            target.copy_(value)
+
+    def _spread(self, rows):
+        """Sum over rows of the variance over the vocabulary of ln d."""
+        with torch.autocast(rows.device.type, enabled=False):
+            recipe, operands, _ = self.problem(_wide(rows))
+            total = rows.new_zeros((), dtype=torch.float64)
+            for _, u, ratio in chunks_of_values(recipe, operands):
+                total += log_distance(recipe.link, u, ratio).var(1, correction=0).double().sum()
+        return total
+
+    def _mean(self, parts, reduce, sums):
+        """Mean over all rows of a quantity whose sum over some rows `sums` gives; float64."""
+        totals = torch.zeros(2, dtype=torch.float64, device=self.weight.device)
+        for part in parts:
+            rows = self._flat(part.detach())
+            if len(rows):
+                totals += torch.stack([sums(rows), totals.new_tensor(len(rows))])
+        if reduce is not None:
+            reduce(totals)
+        if totals[1] == 0:
+            raise ValueError("hidden: there are no hidden states to calibrate on")
+        return totals[0] / totals[1]
+
+    def _calibrate_alone(self, hidden):
+        """A head used before `calibrate` takes the first hidden states that it sees; processes would not agree on those."""
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+            raise RuntimeError("this head has an \"auto\" option and runs in several processes: call head.calibrate(hidden, reduce) first")
+        self.calibrate(hidden)
+
+    # Options.
+
+    def options(self):
+        foreign = ("tau",) if self.harmonic else self.harmonic_only
+        return {key: value for key, value in self.settings.items() if key not in foreign}
+
+    def _check(self):
+        given, settings = self.given, self.settings
+        if settings["link"] not in ("harmonic", "gibbs"):
+            raise ValueError(f"link {settings['link']!r}: must be harmonic or gibbs")
+        foreign = ("tau",) if settings["link"] == "harmonic" else self.harmonic_only
+        for key in foreign:
+            if key in given:
+                raise ValueError(f"{key}: has no meaning under the {settings['link']} link")
+        if not isinstance(settings["learn_exponent"], bool):
+            raise ValueError(f"learn_exponent {settings['learn_exponent']!r}: must be true or false")
+        check_positive("tau", settings["tau"])
+        check_positive("exponent_spread", settings["exponent_spread"])
+        check_positive("exponent", settings["exponent"], words=("auto", "dim", "sqrt_dim"))
+        check_positive("hidden_scale", settings["hidden_scale"], words=("auto",))
+
+
+def check_positive(name: str, value, words: tuple[str, ...] = ()) -> None:
+    """Raises ValueError unless value is one of `words` or a finite number above 0."""
+    if isinstance(value, str) and value in words:
+        return
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:
+        raise ValueError(f"{name} {value!r}: must be " + "".join(f"{word}, " for word in words) + ("or " if words else "") + "a number above 0")
+
+
+def _common_unit(h, w, power):
+    """A power of two for both h and w where sums of their entries' `power`-th powers would leave float32's range, else None.
+
+    On CUDA always one: looking first would wait for the device.
+    """
+    if power == 1 or len(h) == 0:
+        return None
+    largest = torch.maximum(_largest(h.detach()), _largest(w.detach()))
+    reach = 2.0 ** (60 / power)  # a sum of up to 2^30 entries keeps within float32's 2^127
+    if h.device.type == "cpu" and not torch.isfinite(largest):
+        return None
+    if h.device.type == "cpu" and 1 / reach < largest < reach:
+        return None
+    unit = torch.exp2(-largest.log2().round())
+    return torch.where(torch.isfinite(unit), unit, 1.0)
+
+
+def _largest(rows):
+    return torch.linalg.vector_norm(rows, ord=torch.inf)

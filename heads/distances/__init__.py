@@ -1,0 +1,1 @@
+"""One distance per file."""

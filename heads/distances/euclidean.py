@@ -1,0 +1,19 @@
+import torch
+
+from heads.distance_head import DistanceHead, Geometry
+from heads.floor import Floor
+from heads.kernels.inner_product import SquaredDistance
+
+
+class Euclidean(DistanceHead):
+    """||h - w||_2."""
+
+    def build_geometry(self):
+        return Geometry(SquaredDistance(), Floor(euclidean_norm, power=2), root=0.5, power=2)
+
+    def definition(self, h, w):
+        return (h[:, None] - w).square().sum(-1).sqrt()
+
+
+def euclidean_norm(rows):
+    return torch.linalg.vector_norm(rows, dim=-1)

@@ -1,0 +1,186 @@
+"""Softmax cross-entropy over a vocabulary of pairwise values, chunk by chunk of tokens: nothing of size tokens x V is ever held.
+
+    u_ik = kernel(x_i, y_k)      z = link(u)      loss_i = ln sum_k exp z_ik - sum_k t_ik z_ik      dL/dz = softmax(z) - t
+
+Where the loss is a sum, the gradients are formed in the forward pass, while a chunk's values are at hand, and scaled in the backward pass:
+three matrix products for an inner-product kernel, none of them twice. Per-token losses recompute the chunks in the backward pass.
+Gradient sums over chunks are float32 (float64 for float64 inputs). The loss knows kernels and links, not distances.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from heads.kernels import Pairs
+
+# Numbers in one (rows, V) buffer: two such buffers and small change make up the memory of a kernel-A loss on a CPU. On CUDA a chunk has
+# to be large enough to fill the device.
+CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**27}
+# With fewer rows than this a matrix product reads the prototypes too often; with many words the buffers grow instead.
+MINIMUM_ROWS = {"cpu": 64, "cuda": 256}
+
+
+class Recipe(NamedTuple):
+    """What a head asks of the loss, apart from tensors."""
+
+    kernel: Any
+    link: Any
+    vocab_size: int  # rows of y beyond it take no part
+    floor: Any = None  # heads.floor.Floor, or None where the kernel has none (linear)
+    label_smoothing: float = 0.0
+    dtype: torch.dtype | None = None  # of matrix products
+
+
+class Operands(NamedTuple):
+    """The tensors of a loss, each with a gradient if it needs one."""
+
+    x: Tensor  # (N, D)
+    y: Tensor  # (rows, D)
+    parameter: Tensor | None = None  # of the kernel: a bias, a metric
+    row_ratio: Tensor | None = None  # (N,) and (rows,): the separable denominator row_i + column_k
+    column_ratio: Tensor | None = None
+    sharpness: Tensor | None = None  # 0-d: the exponent, or 1 / tau
+
+
+def fused_loss(recipe: Recipe, operands: Operands, targets: Tensor, weights: Tensor, per_token: bool = False) -> Tensor:
+    """Weighted cross-entropy: sum_i weights_i loss_i, 0-d, or with `per_token` its terms, (N,).
+
+    targets (N,): ids in 0..vocab_size-1; weights (N,): 0 for tokens to ignore.
+    """
+    return _FusedLoss.apply(recipe, targets, weights, per_token, torch.is_grad_enabled(), *operands)
+
+
+def chunks_of_values(recipe: Recipe, operands: Operands):
+    """Yields (slice of tokens, u, ratio) without gradients: for log-probabilities, distances and statistics."""
+    work = _Work(recipe, operands)
+    for rows in work.slices():
+        u, _ = work.values(rows)
+        yield rows, u, work.ratio(rows)
+
+
+class _FusedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, recipe, targets, weights, per_token, grad_enabled, *tensors):
+        operands = Operands(*tensors)
+        ctx.recipe, ctx.needs = recipe, ctx.needs_input_grad[5:]
+        ctx.save_for_backward(targets, weights, *tensors)
+        losses, ctx.grads = _run(recipe, operands, targets, weights, ctx.needs if grad_enabled and any(ctx.needs) and not per_token else None)
+        return losses if per_token else losses.sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_output):
+        targets, weights, *tensors = ctx.saved_tensors
+        grads, ctx.grads = ctx.grads, None  # given away: autograd may keep them as .grad without a copy
+        if grads is None:  # per-token losses, or a second backward through the same graph
+            weights = weights * grad_output
+            grads = _run(ctx.recipe, Operands(*tensors), targets, weights, ctx.needs)[1]
+        elif grad_output.is_cuda or grad_output != 1:
+            for grad in grads:
+                if grad is not None:
+                    grad.mul_(grad_output)
+        grads = (grad.to(tensor.dtype) if need else None for tensor, grad, need in zip(tensors, grads, ctx.needs))
+        return (None,) * 5 + tuple(grads)
+
+
+def _run(recipe, operands, targets, weights, needs):
+    """(losses (N,), gradients or None): one pass over the chunks. needs: which operands need a gradient; None: no pass for gradients."""
+    with torch.autocast(operands.x.device.type, enabled=False):
+        work = _Work(recipe, operands)
+        losses = work.y.new_zeros(len(targets))
+        if needs is not None:
+            work.start_gradients(needs)
+        for rows in work.slices():
+            losses[rows] = work.chunk(rows, targets[rows], weights[rows, None].to(work.y.dtype))
+        return losses, None if needs is None else work.gradients()
+
+
+class _Work:
+    """One pass: the bound kernel, the operands in their working dtype, and the gradient sums."""
+
+    def __init__(self, recipe: Recipe, operands: Operands):
+        wide = torch.float64 if operands.x.dtype == torch.float64 else torch.float32
+        self.recipe, self.link, self.smoothing = recipe, recipe.link, recipe.label_smoothing
+        self.operands = Operands(*(None if tensor is None else tensor.detach().to(wide) for tensor in operands))
+        self.x, self.y = self.operands.x, self.operands.y[: recipe.vocab_size]
+        parameter = self.operands.parameter
+        dtype = recipe.dtype or operands.x.dtype
+        self.pairs = recipe.kernel.bind(self.y, parameter, dtype) if hasattr(recipe.kernel, "bind") else Pairs(recipe.kernel, self.y)
+        self.sharpness = self.operands.sharpness
+        self.grads = None
+
+    def slices(self):
+        """Slices of tokens, nearly equal, whose (rows, V) buffers are of the size wanted."""
+        tokens, kind = len(self.x), self.x.device.type
+        rows = CHUNK_ELEMENTS.get(kind, CHUNK_ELEMENTS["cuda"]) // len(self.y)
+        count = -(-tokens // max(rows, MINIMUM_ROWS.get(kind, 256)))
+        return [slice(tokens * i // count, tokens * (i + 1) // count) for i in range(count)]
+
+    def ratio(self, rows):
+        """The denominators (n, V) of a chunk, or None."""
+        if self.operands.row_ratio is None:
+            return None
+        return self.operands.row_ratio[rows, None] + self.operands.column_ratio[: len(self.y)]
+
+    def values(self, rows):
+        """u (n, V) of a chunk, floored, and which pairs are at the floor: (row indices, mask (len, V)) or None."""
+        u = self.pairs.values(self.x[rows])
+        return u, None if self.recipe.floor is None else self.recipe.floor.apply(u, self.x[rows], self.y)
+
+    def chunk(self, rows, targets, weights):
+        """The losses (n,) of a chunk, weighted; adds its gradients where they are wanted."""
+        u, floored = self.values(rows)
+        ratio = self.ratio(rows)
+        z = self.link.logits(u, ratio, self.sharpness)
+        smoothing, targets = self.smoothing, targets[:, None]
+        at_target = z.gather(1, targets).mul_(1 - smoothing)
+        if smoothing:
+            at_target += z.mean(1, keepdim=True).mul_(smoothing)
+        largest = z.amax(1, keepdim=True)
+        z.sub_(largest)
+        learns_sharpness = self.grads is not None and self.grads.sharpness is not None
+        mean_z = _mean_under_softmax(z) if learns_sharpness else None
+        total = z.exp_().sum(1, keepdim=True)  # (n, 1); z holds unnormalised probabilities from here on
+        loss = total.log().add_(largest).sub_(at_target)  # (n, 1)
+        if learns_sharpness:  # dL/dn = sum_k (p_k - t_k) z_k / n
+            self.grads.sharpness.add_(((mean_z + largest - at_target) * weights).sum() / self.sharpness)
+        if self.grads is not None:
+            z.scatter_add_(1, targets, total * (smoothing - 1))
+            if smoothing:
+                z.sub_(total * (smoothing / z.shape[1]))
+            self.add_gradients(rows, z, (u, ratio, floored), weights / total)
+        return loss.mul_(weights)[:, 0]
+
+    def add_gradients(self, rows, grad, at, weights):
+        """grad: dL/dz (n, V) but for the factors weights (n, 1), overwritten; at: (u, ratio, floored) of the chunk."""
+        u, ratio, floored = at
+        weights = weights * self.link.slope(self.sharpness)
+        grad, grad_ratio = self.link.pull(grad, u, ratio)
+        if grad_ratio is not None:
+            grad_ratio *= weights
+            self.grads.row_ratio[rows] += grad_ratio.sum(1)
+            self.grads.column_ratio[: len(self.y)] += grad_ratio.sum(0)
+        if floored is not None:
+            index, mask = floored
+            grad[index] = grad[index].masked_fill_(mask, 0)
+        self.pairs.backward(self.x[rows], u, grad, weights, (self.grads.x[rows], self.grads.y[: len(self.y)]))
+
+    def start_gradients(self, needs):
+        grads = [torch.zeros_like(tensor) if need else None for tensor, need in zip(self.operands, needs)]
+        grads[:2] = (torch.zeros_like(tensor) if grad is None else grad for tensor, grad in zip(self.operands, grads[:2]))
+        self.grads = Operands(*grads)
+
+    def gradients(self):
+        parameter = self.pairs.finish(self.grads.y[: len(self.y)])
+        return self.grads._replace(parameter=parameter)
+
+
+def _mean_under_softmax(z):
+    """sum_k softmax(z)_k z_k of z (n, V) with row maxima 0 -> (n, 1), a few rows at a time."""
+    parts = []
+    for rows in z.split(8):
+        e = rows.exp()
+        parts.append(torch.linalg.vecdot(e, rows)[:, None] / e.sum(1, keepdim=True))
+    return torch.cat(parts)

@@ -1,0 +1,215 @@
+"""Kernels that are matrix products: x . y, ||x - y||^2 under a metric, and 1 - cos(x, y).
+
+A chunk costs three products: x Y^T forward, and backward G Y and G^T x with G the gradient of the chunk's values. Everything that is
+one number per prototype (its norm, its column of G summed) is prepared or finished once for all chunks.
+The forward product has a float32 result whatever autocast says, because the exponent of a harmonic head multiplies its rounding; the
+backward products are taken in the autocast dtype (float16 has too little range for G: float32 there).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from heads.kernels import Kernel, Pairs
+
+# Where a difference of large numbers has lost more than this factor to cancellation, it is recomputed from the rows themselves.
+CANCELLED = 0.03
+BLOCK_ELEMENTS = 2**20  # numbers held at once by work that goes over rows in blocks: 4 MiB
+
+
+@dataclass(frozen=True)
+class InnerProductKernel(Kernel):
+    """What the three kernels share: alone, without chunks, they are bound once and used once."""
+
+    def pairwise(self, x, y):
+        return self.bind(y, dtype=x.dtype).values(x)
+
+    def backward(self, x, y, u, grad_u, grad_x, grad_y):
+        pairs = self.bind(y, dtype=x.dtype)
+        pairs.values(x)
+        mine = torch.zeros_like(grad_y)
+        pairs.backward(x, u, grad_u.clone(), grad_u.new_ones(len(x), 1), (grad_x, mine))
+        pairs.finish(mine)
+        grad_y += mine
+
+
+@dataclass(frozen=True)
+class Dot(InnerProductKernel):
+    """u = x . y (+ bias of y; parameter: bias (V,))."""
+
+    def bind(self, y, parameter=None, dtype=None):
+        return DotPairs(y, parameter, dtype)
+
+
+@dataclass(frozen=True)
+class SquaredDistance(InnerProductKernel):
+    """u = (x - y)^T M (x - y); parameter: the metric M, symmetric (D, D), or its diagonal (D,); without one M is the identity."""
+
+    def bind(self, y, parameter=None, dtype=None):
+        return SquaredDistancePairs(y, parameter, dtype)
+
+
+@dataclass(frozen=True)
+class CosineDistance(InnerProductKernel):
+    """u = 1 - x . y / (|x| |y|), which is half the squared distance of the normalised rows; 1, with gradient 0, for a zero row."""
+
+    def bind(self, y, parameter=None, dtype=None):
+        return CosinePairs(y, parameter, dtype)
+
+
+class InnerProductPairs(Pairs):
+    """Products with the prototypes y (V, D), and the sums over all tokens that `finish` needs."""
+
+    def __init__(self, y: Tensor, parameter: Tensor | None, dtype):
+        wide = torch.float64 if y.dtype == torch.float64 else torch.float32
+        low = dtype if dtype == torch.bfloat16 else wide
+        self.parameter = parameter
+        self.y = y.to(wide)
+        # torch.mm on a CPU rounds a bfloat16 product to bfloat16: there the forward product stays in float32.
+        self.y_forward = self.y.to(dtype) if y.is_cuda and dtype in (torch.bfloat16, torch.float16) else self.y
+        self.y_backward = self.y.to(low)
+        self.buffer = self.y.new_empty(0)
+        self.columns = self.y.new_zeros(len(y))  # (V,) sums of G over the tokens
+
+    def product(self, x: Tensor) -> Tensor:
+        """x (n, D) -> x Y^T (n, V) in the reused buffer."""
+        size = len(x) * len(self.y)
+        if self.buffer.numel() < size:
+            self.buffer = self.y.new_empty(size)
+        out = self.buffer[:size].view(len(x), len(self.y))
+        if self.y_forward is self.y:
+            return torch.mm(x, self.y.t(), out=out)
+        return torch.mm(x.to(self.y_forward.dtype), self.y_forward.t(), out_dtype=torch.float32)
+
+    def pull(self, grad: Tensor, x: Tensor, grad_y: Tensor, alpha: float = 1.0) -> Tensor:
+        """Adds alpha * grad^T x to grad_y and returns grad Y (n, D), for grad (n, V)."""
+        grad = grad.to(self.y_backward.dtype)
+        if grad.dtype == grad_y.dtype:
+            grad_y.addmm_(grad.t(), x, alpha=alpha)
+        else:
+            grad_y.add_(torch.mm(grad.t(), x.to(grad.dtype)), alpha=alpha)
+        return torch.mm(grad, self.y_backward).to(grad_y.dtype)
+
+
+class DotPairs(InnerProductPairs):
+    def values(self, x):
+        u = self.product(x)
+        return u if self.parameter is None else u.add_(self.parameter)
+
+    def backward(self, x, u, grad_u, weights, grads):
+        grad_x, grad_y = grads
+        if self.parameter is not None:
+            self.columns += torch.mv(grad_u.t(), weights[:, 0])
+        grad_x += self.pull(grad_u, x * weights, grad_y).mul_(weights)
+
+    def finish(self, grad_y):
+        return None if self.parameter is None else self.columns
+
+
+class SquaredDistancePairs(InnerProductPairs):
+    def __init__(self, y, parameter, dtype):
+        super().__init__(y, parameter, dtype)
+        self.squares = torch.cat([self.square(rows) for rows in blocks(self.y)])  # (V,)
+        self.grad_metric = None if parameter is None else torch.zeros_like(parameter)
+
+    def apply(self, rows: Tensor) -> Tensor:
+        """rows (n, D) times the metric."""
+        if self.parameter is None:
+            return rows
+        return rows * self.parameter if self.parameter.dim() == 1 else rows @ self.parameter
+
+    def square(self, rows: Tensor) -> Tensor:
+        """(n, D) -> (n,), x^T M x."""
+        return torch.linalg.vecdot(rows, self.apply(rows))
+
+    def metric_gradient(self, left: Tensor, right: Tensor) -> None:
+        """Adds sum_i left_i right_i^T, or its diagonal, to the metric's gradient; only its symmetric part matters."""
+        if self.parameter is not None:
+            self.grad_metric += (left * right).sum(0) if self.parameter.dim() == 1 else left.t() @ right
+
+    def values(self, x):
+        x_squares = self.square(x)[:, None]  # (n, 1)
+        u = self.product(self.apply(x).mul(-2)).add_(self.squares).add_(x_squares)
+        self.close = cancelled(u, CANCELLED * (x_squares + self.squares.amax()), lambda rows: CANCELLED * (x_squares[rows] + self.squares))
+        for i, k in self.close:
+            u[i, k] = self.square(x[i] - self.y[k])
+        return u
+
+    def backward(self, x, u, grad_u, weights, grads):
+        grad_x, grad_y = grads
+        for i, k in self.close:  # differences taken before they are multiplied by a G that is large where they are small
+            difference = x[i] - self.y[k]  # (pairs, D)
+            grad = (grad_u[i, k][:, None] * weights[i]).mul(difference)
+            self.metric_gradient(difference, grad)
+            grad = self.apply(grad).mul_(2)
+            grad_x.index_add_(0, i, grad)
+            grad_y.index_add_(0, k, grad, alpha=-1)
+            grad_u[i, k] = 0
+        self.columns += torch.mv(grad_u.t(), weights[:, 0])
+        towards = self.pull(grad_u, self.apply(x) * weights, grad_y, alpha=-2).mul_(weights)  # (n, D)
+        weighted = x * (grad_u.sum(1, keepdim=True) * weights)
+        self.metric_gradient(x, weighted - 2 * towards)
+        grad_x.add_(self.apply(weighted - towards), alpha=2)
+
+    def finish(self, grad_y):
+        for rows, columns, grad in zip(blocks(self.y), blocks(self.columns[:, None], self.y.shape[1]), blocks(grad_y)):
+            self.metric_gradient(rows, rows * columns)
+            grad.addcmul_(self.apply(rows), columns, value=2)
+        return self.grad_metric
+
+
+class CosinePairs(InnerProductPairs):
+    def __init__(self, y, parameter, dtype):
+        super().__init__(y, parameter, dtype)
+        self.inverse = inverse_norm(self.y)[:, 0]  # (V,)
+        self.one = self.y.new_ones(())
+
+    def values(self, x):
+        x = x * inverse_norm(x)
+        product = self.product(x)
+        u = torch.addcmul(self.one, product, self.inverse, value=-1, out=product)
+        for i, k in cancelled(u, CANCELLED, lambda rows: CANCELLED):
+            # In float64: rounded unit vectors are themselves 1e-7 apart.
+            u[i, k] = (unit(x[i].double()) - unit(self.y[k].double())).square().sum(1).div(2).to(u.dtype)
+        return u
+
+    def backward(self, x, u, grad_u, weights, grads):
+        grad_x, grad_y = grads
+        inverse = inverse_norm(x)
+        x = x * inverse
+        towards = self.pull(grad_u.mul_(self.inverse), x * weights, grad_y, alpha=-1).mul_(weights * inverse)
+        grad_x += (towards * x).sum(1, keepdim=True) * x - towards
+
+    def finish(self, grad_y):
+        for rows, inverse, grad in zip(blocks(self.y), blocks(self.inverse[:, None], self.y.shape[1]), blocks(grad_y)):
+            radial = (rows * grad).sum(1, keepdim=True).mul_(inverse.square())
+            grad.addcmul_(rows, radial, value=-1)
+        return None
+
+
+def cancelled(u: Tensor, bound, limit) -> list[tuple[Tensor, Tensor]]:
+    """Index pairs (i, k), in blocks, of the u (n, V) that are not above their limit: limit(rows) -> (len(rows), V) or a number.
+
+    bound: (n, 1) or a number, not below any limit of its row: rows whose smallest u is above it are passed over.
+    """
+    rows = (u.amin(1, keepdim=True) <= bound)[:, 0].nonzero()[:, 0]
+    if len(rows) == 0:
+        return []
+    i, k = (u[rows] <= limit(rows)).nonzero(as_tuple=True)
+    return list(zip(rows[i].split(4096), k.split(4096)))
+
+
+def inverse_norm(rows: Tensor) -> Tensor:
+    """1 / |x| of rows (n, D) -> (n, 1); 0 for a zero row."""
+    norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return torch.where(norm == 0, 0.0, 1 / norm)
+
+
+def unit(rows: Tensor) -> Tensor:
+    return rows * inverse_norm(rows)
+
+
+def blocks(rows: Tensor, width: int | None = None) -> tuple[Tensor, ...]:
+    """Splits rows (n, D) into views of about BLOCK_ELEMENTS numbers each (counted as if rows were `width` wide)."""
+    return rows.split(max(1, BLOCK_ELEMENTS // max(1, width or rows.shape[1])))

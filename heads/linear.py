@@ -1,0 +1,27 @@
+"""The baseline: logits are inner products, and the loss is the cross-entropy of every language model."""
+
+import torch
+from torch import nn
+
+from heads.fused_loss import Operands, Recipe
+from heads.head import Head, Problem
+from heads.kernels.inner_product import Dot
+from heads.links import Identity
+
+
+class Linear(Head):
+    """logits_k = h . w_k (+ b_k)."""
+
+    defaults = {"bias": False}
+
+    def __init__(self, n_embd, vocab_size, padded_vocab_size=None, **options):
+        super().__init__(n_embd, vocab_size, padded_vocab_size, **options)
+        self.bias = nn.Parameter(torch.zeros(vocab_size)) if self.settings["bias"] else None
+
+    def problem(self, hidden, training=False):
+        return Problem(Recipe(Dot(), Identity(), self.vocab_size), Operands(hidden, self.weight, self.bias))
+
+    def definition(self, h, w):
+        """Logits of h (N, D) for w (V, D), in plain torch."""
+        logits = h @ w.t()
+        return logits if self.bias is None else logits + self.bias
