@@ -162,7 +162,8 @@ def name_groups(groups: list[Group]) -> None:
         parts = []
         for key in sorted({key for other in namesakes for key in other}):
             if len({repr(other.get(key)) for other in namesakes}) > 1 and key in options:
-                parts.append(key if options[key] is True else f"{key} {options[key]}")
+                value = options[key]
+                parts.append(key if value is True else f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}")
         rates = {other.learning_rate for other in groups if other.family == group.family and other.head == group.head}
         if len(rates) > 1:
             parts.append(f"lr {group.learning_rate:g}")
@@ -176,6 +177,9 @@ def remarks(groups: list[Group]) -> list[str]:
     machines = {repr([(run.about.get("hardware") or {}).get(key) for key in ("cpu", "gpus")]) for group in groups for run in group.runs.values()}
     if len(machines) > 1:
         notes.append("the runs were made on different machines: speeds, energy and emissions do not compare")
+    rows = [row for group in groups for run in group.runs.values() for row in run.emissions if row.get("method")]
+    for how in sorted({f"{row['method']}; electricity of: {row.get('country')}" for row in rows}):
+        notes.append(f"energy and emissions by CodeCarbon: {how}")
     few = sorted({run.final.get("n_pca") or 0 for group in groups for run in group.runs.values() if run.final.get("pca_few")})
     if few:
         counts = " or ".join(f"{n:,}" for n in few)

@@ -5,6 +5,7 @@ marker and line. The baseline is black. Numbers are means over seeds, bands one 
 """
 
 import math
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ STYLE = {
     "svg.hashsalt": "comparison", "svg.fonttype": "none", "lines.linewidth": 1.6,
 }  # fmt: skip
 CURVE_POINTS = 200  # of a training curve: more are narrower than a pixel
+TITLE_WIDTH = 28  # characters over a panel of a grid
 GREY = "#888888"
 
 
@@ -141,7 +143,7 @@ def gradient_norms(groups: list[Group], look: dict[str, Look]) -> Figure | None:
         if warmup:
             panel.axvspan(0, warmup, color="#f2f2f2", zorder=0)
         panel.set_yscale("log")
-        panel.set_title(f"{group.label}, seed {run.seed}")
+        panel.set_title(titled(group, run))
     figure.supxlabel("step (shaded: warm-up)")
     figure.supylabel("gradient norm before clipping (dashed: clip; grey: baseline)", fontsize=10)
     return figure
@@ -221,7 +223,7 @@ def hidden_states(groups: list[Group], look: dict[str, Look]) -> Figure | None:
         shares = states["eigenvalues"] / states["eigenvalues"].sum()
         panel.set_xlabel(f"PC 1 ({shares[0]:.0%})")
         panel.set_ylabel(f"PC 2 ({shares[1]:.0%})" if len(shares) > 1 else "")
-        panel.set_title(f"{group.label}, seed {run.seed}")
+        panel.set_title(titled(group, run))
         panel.xaxis.set_major_locator(MaxNLocator(5))
         panel.yaxis.set_major_locator(MaxNLocator(5))
     return figure
@@ -275,6 +277,10 @@ def legend(figure: Figure, groups: list[Group], look: dict[str, Look], lines: bo
     ]  # fmt: skip
     longest = max(len(group.label) for group in groups)
     figure.legend(handles=handles, loc="outside lower center", ncols=max(1, min(4, len(groups), 90 // (longest + 6))), handlelength=3.2)
+
+
+def titled(group: Group, run: RunFolder) -> str:
+    return textwrap.fill(f"{group.label}, seed {run.seed}", TITLE_WIDTH)
 
 
 def finite(value: float | None) -> bool:

@@ -74,7 +74,7 @@ def distances_between(head: nn.Module, ids: Tensor):
 
 def as_hidden(head: nn.Module, ids: Tensor) -> Tensor:
     """The hidden states (n, D) that lie exactly on the prototypes `ids`."""
-    return head.weight[ids].float() / getattr(head, "hidden_scale_value", 1.0)
+    return head.weight[ids].float() / getattr(head, "scale", 1.0)  # hidden states are multiplied by it
 
 
 def has_distances(head: nn.Module) -> bool:

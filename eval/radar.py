@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.offsetbox import AnnotationBbox, HPacker, TextArea, VPacker
 
 from eval.comparison import Group
@@ -20,6 +21,8 @@ AXES = {  # metric -> what stands at its spoke; which way is better is METRICS'
 }
 INNERMOST = 0.15  # radius of the worst group: at the centre, the axes could not be told apart
 VALUES_PER_COLUMN = 4
+WIDTH, CHART_HEIGHT, CIRCLE, LEGEND_ROW = 11, 8.4, 5.3, 0.24  # inches
+LEGEND_CHARACTERS = 100  # that fit side by side
 
 
 def radar(groups: list[Group], look: dict) -> Figure | None:
@@ -30,8 +33,11 @@ def radar(groups: list[Group], look: dict) -> Figure | None:
         return None
     radii = {axis: normalise(means[axis], METRICS[axis].better) for axis in axes}
     angles = np.pi / 2 - 2 * np.pi * np.arange(len(axes)) / len(axes)  # the first spoke points up, the rest follow clockwise
-    figure = Figure(figsize=(11, 9))
-    panel = figure.add_axes((0.26, 0.235, 0.48, 0.586))
+    handles, columns = legend_entries(groups, look)
+    height = CHART_HEIGHT + LEGEND_ROW * math.ceil(len(handles) / columns)
+    figure = Figure(figsize=(WIDTH, height))
+    bottom = height - (CHART_HEIGHT + CIRCLE) / 2 - 0.2  # inches: the circle in the middle of the chart, the legend below it
+    panel = figure.add_axes(((WIDTH - CIRCLE) / 2 / WIDTH, bottom / height, CIRCLE / WIDTH, CIRCLE / height))
     panel.set_aspect("equal")
     panel.set_axis_off()
     panel.set_xlim(-1.02, 1.02)
@@ -47,8 +53,8 @@ def radar(groups: list[Group], look: dict) -> Figure | None:
         panel.plot(np.append(x, x[0]), np.append(y, y[0]), color=style.colour, linestyle=style.line, marker=style.marker, markersize=6)
     for axis, angle in zip(axes, angles, strict=True):
         panel.add_artist(spoke(axis, means[axis], angle, [look[group.label] for group in groups]))
-    add_legend(figure, groups, look)
-    figure.text(0.5, 0.98, f"{groups[0].family}: outward is better", ha="center", va="top", fontsize=13, fontweight="bold")
+    figure.legend(handles=handles, loc="lower center", ncols=columns, handlelength=3.2)
+    figure.text(0.5, 1 - 0.15 / height, f"{groups[0].family}: outward is better", ha="center", va="top", fontsize=13, fontweight="bold")
     return figure
 
 
@@ -89,13 +95,12 @@ def raw(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-def add_legend(figure: Figure, groups: list[Group], look: dict) -> None:
-    from matplotlib.lines import Line2D
-
+def legend_entries(groups: list[Group], look: dict) -> tuple[list, int]:
+    """Handles, and how many fit side by side."""
     handles = []
     for group in groups:
         style = look[group.label]
         label = f"{group.label}, n = {len(group.runs)}" + (" (baseline)" if group.is_baseline else "")
         handles.append(Line2D([], [], color=style.colour, linestyle=style.line, marker=style.marker, markersize=6, label=label))
     longest = max(len(handle.get_label()) for handle in handles)
-    figure.legend(handles=handles, loc="lower center", ncols=max(1, min(4, len(groups), 100 // (longest + 6))), handlelength=3.2)
+    return handles, max(1, min(4, len(groups), LEGEND_CHARACTERS // (longest + 6)))

@@ -11,6 +11,7 @@ import numpy as np
 
 from commands import InputError
 from eval.metrics_file import Metrics, read_metrics, restore
+from training.emissions import read_rows
 
 HIDDEN_STATES = "eval_hidden.npz"  # written by eval.evaluate beside eval.json: what the pictures of hidden states need
 
@@ -24,6 +25,7 @@ class RunFolder:
     about: dict
     evaluation: dict
     metrics: Metrics
+    emissions: list[dict]  # rows per interval and scope, of all nodes and sessions
 
     @property
     def family(self) -> str:
@@ -82,21 +84,27 @@ class RunFolder:
 
         What lost steps of an interrupted run cost is part of it: it was spent on the way.
         """
-        curve, total = [], 0.0
-        for line in self.emissions("training"):
-            if line.get(key) is None:
-                return np.full(len(steps), math.nan)
-            before = line["first_step"] - 1
-            curve = [point for point in curve if point[0] < before] + [(before, total)]
-            total += line[key]
-            curve.append((line["last_step"], total))
-        if not curve:
+        intervals: dict[tuple, float | None] = {}  # summed over nodes
+        for row in self.spent_on("training"):
+            interval = (row.get("session", 1), row["first_step"], row["last_step"])
+            before = intervals.get(interval, 0.0)
+            intervals[interval] = None if before is None or row.get(key) is None else before + row[key]
+        if not intervals or None in intervals.values():
             return np.full(len(steps), math.nan)
-        x, y = zip(*curve, strict=True)
-        return np.interp(steps, x, y, left=math.nan, right=math.nan)
+        curve: list[tuple[float, float]] = []  # (step, cumulative)
+        total = 0.0
+        for (_, first_step, last_step), amount in intervals.items():
+            before = first_step - 1
+            if curve and before < curve[-1][0]:  # a crash led back to `before`: all that was spent until then counts from there on
+                until = np.interp(before, *zip(*curve, strict=True))
+                curve = [point for point in curve if point[0] < before] + [(np.nextafter(before, -np.inf), until)]
+            curve += [(before, total), (last_step, total + amount)]
+            total += amount
+        return np.interp(steps, *zip(*curve, strict=True), left=math.nan, right=math.nan)
 
-    def emissions(self, scope: str) -> list[dict]:
-        return [line for line in self.metrics.emissions if line.get("scope") == scope]
+    def spent_on(self, scope: str) -> list[dict]:
+        """The emissions rows of "training", "evaluation" or "checkpoint"."""
+        return [row for row in self.emissions if row.get("scope") == scope]
 
 
 def read_run(directory: Path | str) -> RunFolder:
@@ -113,7 +121,9 @@ def read_run(directory: Path | str) -> RunFolder:
     if missing:
         raise InputError(f"{path}: not a run's resolved config (no {', '.join(missing)})")
     about, evaluation = (read_json(directory / name) for name in ("run.json", "eval.json"))
-    return RunFolder(directory, config, about, evaluation, read_metrics(directory / "metrics.jsonl"))
+    metrics = read_metrics(directory / "metrics.jsonl")
+    # the metrics file holds the main node's rows only; the tables of all nodes come first, where they are
+    return RunFolder(directory, config, about, evaluation, metrics, read_rows(directory) or metrics.emissions)
 
 
 def read_json(path: Path) -> dict:

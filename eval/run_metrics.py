@@ -7,6 +7,7 @@ import numpy as np
 
 from eval.run_folder import RunFolder
 from eval.statistics import clipped_share, coefficient_of_variation, gradient_stability, spent_until, spikes, time_to_share
+from training.emissions import totals
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ METRICS = {
     "kwh_train": Metric("energy of training, whole run", "kWh", -1),
     "kwh_eval": Metric("energy of evaluation", "kWh", -1),
     "kwh_checkpoint": Metric("energy of checkpoints", "kWh", -1),
+    "kwh_lost": Metric("energy of steps that a crash undid", "kWh, counted above", -1),
     "gco2eq_to_target": Metric("emissions until the target loss", "gCO2eq", -1),
     "kwh_to_target": Metric("energy until the target loss", "kWh", -1),
     "prototype_norm": Metric("median prototype norm", "", 0),
@@ -109,11 +111,13 @@ def time_to_90(run: RunFolder) -> int | None:
 
 
 def energy(run: RunFolder, baseline: RunFolder | None, terms: Terms) -> dict:
-    training = run.emissions("training")
-    steps = sum(line["last_step"] - line["first_step"] + 1 for line in training if line.get("node", 0) == 0)
+    training = run.spent_on("training")
+    steps = sum(row["last_step"] - row["first_step"] + 1 for row in training if row.get("node", 0) == 0 and row.get("steps") != 0)
     scopes = {"train": "training", "eval": "evaluation", "checkpoint": "checkpoint"}
-    values = {f"kwh_{name}": spent(run.emissions(scope), "kwh") for name, scope in scopes.items()}
+    values = {f"kwh_{name}": spent(run.spent_on(scope), "kwh") for name, scope in scopes.items()}
     values["gco2eq_train"] = spent(training, "gco2eq")
+    if training and "lost_steps" in training[0]:
+        values["kwh_lost"] = totals(run.emissions)["lost"]["kwh"]
     target = terms.target_nll
     if target is None and baseline:
         target = number(baseline.final.get("val_nll"))
@@ -126,9 +130,9 @@ def energy(run: RunFolder, baseline: RunFolder | None, terms: Terms) -> dict:
     return values
 
 
-def spent(lines: list[dict], key: str) -> float | None:
+def spent(rows: list[dict], key: str) -> float | None:
     """Sum over intervals; None if there are none or one of them was not measured (which is not zero)."""
-    amounts = [number(line.get(key)) for line in lines]
+    amounts = [number(row.get(key)) for row in rows]
     return sum(amounts) if amounts and None not in amounts else None
 
 

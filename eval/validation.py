@@ -13,7 +13,9 @@ import torch
 
 from eval.covariance import Covariance, components_needed, effective_rank, explained_variance
 
-LOG_PROBS_AT_ONCE = 2**24  # log-probabilities held at a time: 64 MB of float32, 333 tokens of a 50,304-row vocabulary
+# Log-probabilities held at a time, by kind of device: 64 MB of float32 (333 tokens of a 50,304-row vocabulary), 512 MB where every
+# chunk's pass over the prototypes costs as much as many tokens' arithmetic.
+LOG_PROBS_AT_ONCE = {"cpu": 2**24, "cuda": 2**27, "mps": 2**26}
 
 Reduce = Callable[[torch.Tensor], object]  # sums a tensor over processes, in place
 Autocast = Callable[[], contextlib.AbstractContextManager]
@@ -116,7 +118,7 @@ def score(
 
 def score_positions(head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Summed NLL and number of right top-1 words, 0-dim float64; hidden (N, D), targets (N,). Never holds N x V."""
-    chunk = max(1, LOG_PROBS_AT_ONCE // head.weight.shape[0])
+    chunk = max(1, LOG_PROBS_AT_ONCE[hidden.device.type] // head.weight.shape[0])
     nll, correct = accumulators(head, 2)
     for rows, words in zip(hidden.split(chunk), targets.split(chunk), strict=True):
         log_probs = head.log_probs(rows)  # (chunk, rows of the vocabulary)
