@@ -21,6 +21,7 @@ SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 HUB_NAMES = {"openwebtext": "Skylion007/openwebtext"}  # the corpus as parquet; the old name holds a loading script
 PARQUET_REVISION = "refs/convert/parquet"  # the branch where the hub keeps its own conversion of datasets with scripts
 NOT_DOCUMENTED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "pydoc_data", "lib2to3", "__pycache__"}
+SHORT_PARAGRAPH = 100  # characters; shorter ones ("Example:") may well occur twice
 READ_BYTES = 1 << 20
 HUB_SECONDS = 10  # without an answer, before the hub counts as out of reach
 
@@ -247,7 +248,8 @@ def _stream(name: str, options: SourceOptions):
 def python_documentation() -> Iterator[Document]:
     """About 2 MB of English in every Python: the language reference of `pydoc` and the standard library's documentation strings.
 
-    One document per topic and per module, in order of name; a string that occurs twice is kept once. Sources are parsed, never imported.
+    One document per topic and per module, in order of name; strings and longer paragraphs that occur twice are kept once, so
+    that no held-out text stands in the training text too. Sources are parsed, never imported.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     topics = root / "pydoc_data" / "topics.py"
@@ -257,9 +259,16 @@ def python_documentation() -> Iterator[Document]:
     modules = (path for path in sorted(root.rglob("*.py")) if NOT_DOCUMENTED.isdisjoint(path.relative_to(root).parts))
     seen = set()
     for group in chain(groups, (_docstrings(_parsed(path)) for path in modules)):
-        strings = [text for text in group if not (text in seen or seen.add(text))]
-        if strings:
-            yield ("\n\n".join(strings) + "\n",)
+        strings = [_new_paragraphs(text, seen) for text in group if text not in seen]
+        if any(strings):
+            yield ("\n\n".join(filter(None, strings)) + "\n",)
+
+
+def _new_paragraphs(text: str, seen: set[str]) -> str:
+    """`text` without the paragraphs in `seen`, short ones excepted; adds the text and its paragraphs to `seen`."""
+    paragraphs = [paragraph for paragraph in text.split("\n\n") if len(paragraph) < SHORT_PARAGRAPH or paragraph not in seen]
+    seen.update((text, *paragraphs))
+    return "\n\n".join(paragraphs)
 
 
 def _topics(module: ast.Module) -> list[str]:

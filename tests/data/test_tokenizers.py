@@ -140,3 +140,17 @@ def test_a_megabyte_of_one_letter_or_of_spaces_is_encoded(gpt2):
 def test_byte_ids_are_the_bytes():
     text = make_text(100)
     assert bytes(ByteTokenizer().encode(text)) == text.encode("utf-8")
+
+
+@pytest.mark.parametrize("pattern", ["p50k_base", "cl100k_base", "o200k_base"])
+def test_pieces_are_exact_for_the_other_patterns_of_tiktoken_too(gpt2, monkeypatch, pattern):
+    """Their regular expressions over GPT-2's merges: the vocabularies themselves need a network."""
+    import tiktoken
+    from tiktoken_ext import openai_public
+
+    monkeypatch.setattr(openai_public, "load_tiktoken_bpe", lambda *_, **__: gpt2.encoding._mergeable_ranks)
+    split = getattr(openai_public, pattern)()["pat_str"]
+    encoding = tiktoken.Encoding(name="mixed", pat_str=split, mergeable_ranks=gpt2.encoding._mergeable_ranks, special_tokens={})
+    monkeypatch.setattr(tokenizers, "PIECE", 100)
+    text = make_text(3000)
+    assert [i for piece in pieces([text]) for i in encoding.encode_ordinary(piece)] == encoding.encode_ordinary(text)
