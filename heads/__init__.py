@@ -1,14 +1,28 @@
 """Vocabulary heads: harmonic and Gibbs links on nine distances, and the linear baseline, behind one interface."""
 
+from heads.distances.bray_curtis import BrayCurtis
+from heads.distances.canberra import Canberra
+from heads.distances.chebyshev import Chebyshev
 from heads.distances.cosine import Cosine
 from heads.distances.euclidean import Euclidean
+from heads.distances.hamming import Hamming
+from heads.distances.mahalanobis import Mahalanobis
+from heads.distances.manhattan import Manhattan
+from heads.distances.minkowski import Minkowski
 from heads.head import Head
 from heads.linear import Linear
 
 HEADS = {
     "linear": Linear,
     "euclidean": Euclidean,
+    "manhattan": Manhattan,
+    "chebyshev": Chebyshev,
+    "minkowski": Minkowski,
     "cosine": Cosine,
+    "hamming": Hamming,
+    "canberra": Canberra,
+    "bray_curtis": BrayCurtis,
+    "mahalanobis": Mahalanobis,
 }
 
 

@@ -113,9 +113,10 @@ class DistanceHead(Head):
         """d(h, w) (..., rows) of hidden (..., D), padded rows included; without gradient."""
         flat = self._flat(hidden)
         with torch.autocast(hidden.device.type, enabled=False):
-            recipe, operands, unit = self.problem(_wide(flat))
+            flat = _wide(flat)
+            recipe, operands, unit = self.problem(flat)
             recipe = recipe._replace(vocab_size=len(self.weight), dtype=_product_dtype(hidden))
-            out = operands.x.new_empty(len(flat), len(self.weight))
+            out = flat.new_empty(len(flat), len(self.weight))
             for rows, u, ratio in chunks_of_values(recipe, operands):
                 out[rows] = distance(recipe.link, u, ratio) / unit
         return out.view(*hidden.shape[:-1], -1)

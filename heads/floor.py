@@ -13,20 +13,21 @@ SMALLEST = {torch.float32: 1e-36, torch.float64: 1e-300}
 
 @dataclass(frozen=True)
 class Floor:
-    """u is floored at (1e-6 (norm(x) + norm(y)))^power; at the floor the gradient is 0. norm: rows (n, D) -> (n,)."""
+    """u is floored at (1e-6 (norm(x) + norm(y)))^power; at the floor the gradient is 0. norm: rows (n, D), and the kernel's parameter if it has
+    one -> (n,)."""
 
-    norm: Callable[[Tensor], Tensor]
+    norm: Callable[..., Tensor]
     power: float = 1.0
 
-    def apply(self, u: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+    def apply(self, u: Tensor, x: Tensor, y: Tensor, *parameter: Tensor) -> tuple[Tensor, Tensor] | None:
         """Floors u (n, V) in place; returns (indices of rows with floored values, their mask (len, V)), or None if there are none.
 
         By the triangle inequality d < 1e-6 (||x|| + ||y||) only if d < 2.1e-6 ||x||: other rows are passed over.
         """
-        index = (u.amin(1) <= self.limit(3 * self.norm(x))).nonzero()[:, 0]
+        index = (u.amin(1) <= self.limit(3 * self.norm(x, *parameter))).nonzero()[:, 0]
         if len(index) == 0:
             return None
-        limit = self.limit(self.norm(x[index])[:, None] + self.norm(y))
+        limit = self.limit(self.norm(x[index], *parameter)[:, None] + self.norm(y, *parameter))
         mask = u[index] <= limit
         u[index] = torch.where(mask, limit, u[index])
         return index, mask

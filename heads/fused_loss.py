@@ -127,7 +127,8 @@ class _Work:
     def values(self, rows):
         """u (n, V) of a chunk, floored, and which pairs are at the floor: (row indices, mask (len, V)) or None."""
         u = self.pairs.values(self.x[rows])
-        return u, None if self.recipe.floor is None else self.recipe.floor.apply(u, self.x[rows], self.y)
+        floor, parameter = self.recipe.floor, self.operands.parameter
+        return u, floor and floor.apply(u, self.x[rows], self.y, *([] if parameter is None else [parameter]))
 
     def chunk(self, rows, targets, weights):
         """The losses (n,) of a chunk, weighted; adds its gradients where they are wanted."""
@@ -162,7 +163,7 @@ class _Work:
             grad_ratio *= weights
             self.grads.row_ratio[rows] += grad_ratio.sum(1)
             self.grads.column_ratio[: len(self.y)] += grad_ratio.sum(0)
-        if floored is not None:
+        if floored is not None and self.link.singular:
             index, mask = floored
             grad[index] = grad[index].masked_fill_(mask, 0)
         self.pairs.backward(self.x[rows], u, grad, weights, (self.grads.x[rows], self.grads.y[: len(self.y)]))

@@ -39,7 +39,7 @@ class Head(nn.Module):
         if n_embd < 1 or vocab_size < 1 or rows < vocab_size:
             raise ValueError(f"n_embd {n_embd}, vocab_size {vocab_size}, padded_vocab_size {padded_vocab_size}: need n_embd >= 1 and "
                              "padded_vocab_size >= vocab_size >= 1")
-        unknown = sorted(set(options) - set(self.defaults))
+        unknown = sorted(key for key in options if key not in self.defaults and options[key] is not None)
         if unknown:
             raise ValueError(f"{type(self).__name__} head: unknown option {', '.join(unknown)}; it has: {', '.join(sorted(self.defaults))}")
         self.n_embd, self.vocab_size = n_embd, vocab_size
@@ -83,7 +83,7 @@ class Head(nn.Module):
         with torch.autocast(hidden.device.type, enabled=False):
             problem = self.problem(flat, training=self.training)
         recipe = problem.recipe._replace(label_smoothing=label_smoothing, dtype=_product_dtype(hidden))
-        loss = fused_loss(recipe, problem.operands, targets, weights, per_token=reduction == "none")
+        loss = fused_loss(recipe, problem.operands, targets, weights, per_token=reduction == "none").to(flat.dtype)
         if reduction != "none":
             return loss
         if kept is not None and kept.dtype != torch.bool:
@@ -95,9 +95,10 @@ class Head(nn.Module):
         """Log-probabilities (..., rows) of hidden (..., D), without gradient; -inf in the padded rows."""
         flat = self._flat(hidden)
         with torch.autocast(hidden.device.type, enabled=False):
-            recipe, operands, _ = self.problem(_wide(flat))
+            flat = _wide(flat)
+            recipe, operands, _ = self.problem(flat)
             recipe = recipe._replace(dtype=_product_dtype(hidden))
-            out = operands.x.new_full((len(flat), len(self.weight)), -torch.inf)
+            out = flat.new_full((len(flat), len(self.weight)), -torch.inf)
             for rows, u, ratio in chunks_of_values(recipe, operands):
                 z = recipe.link.logits(u, ratio, operands.sharpness)
                 out[rows, : self.vocab_size] = torch.log_softmax(z, 1)

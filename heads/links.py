@@ -15,6 +15,8 @@ from torch import Tensor
 class Identity:
     """z = u."""
 
+    singular = False  # whether dz/du is infinite at u = 0, so that floored pairs must have gradient 0
+
     def logits(self, u: Tensor, ratio: Tensor | None, sharpness: Tensor | None) -> Tensor:
         """u (n, V), ratio (n, V) or None -> z (n, V); may be u itself where `pull` needs it no more."""
         return u
@@ -34,6 +36,7 @@ class Harmonic:
 
     root: float = 1.0
     factor: float = 1.0
+    singular = True
 
     def logits(self, u, ratio, sharpness):
         log = torch.log(u)  # the constant factor of d cancels in the softmax
@@ -54,6 +57,10 @@ class Gibbs:
 
     root: float = 1.0
     factor: float = 1.0
+
+    @property
+    def singular(self):
+        return self.root != 1
 
     def logits(self, u, ratio, sharpness):
         return distance(self, u, ratio).mul_(-sharpness)
