@@ -161,8 +161,10 @@ class _Work:
         grad, grad_ratio = self.link.pull(grad, u, ratio)
         if grad_ratio is not None:
             grad_ratio *= weights
-            self.grads.row_ratio[rows] += grad_ratio.sum(1)
-            self.grads.column_ratio[: len(self.y)] += grad_ratio.sum(0)
+            if self.grads.row_ratio is not None:
+                self.grads.row_ratio[rows] = grad_ratio.sum(1)
+            if self.grads.column_ratio is not None:
+                self.grads.column_ratio[: len(self.y)] += grad_ratio.sum(0)
         if floored is not None and self.link.singular:
             index, mask = floored
             grad[index] = grad[index].masked_fill_(mask, 0)
