@@ -42,7 +42,7 @@ def open_run(directory: str | Path, checkpoint: str = "last", device: str | torc
         if not (directory / name).is_file():
             raise InputError(f"{directory} is not a run folder: its {what} {name} is missing")
     config = load_config(directory / "config.toml", [])
-    meta = DatasetMeta(**json.loads((directory / "run.json").read_text(encoding="utf-8"))["dataset"])
+    meta = DatasetMeta.from_dict(json.loads((directory / "run.json").read_text(encoding="utf-8"))["dataset"])
     folder, state = find_checkpoint(Checkpoints(directory), checkpoint)
     model = build(replace(config, model=replace(config.model, init_from=None)), meta)  # its weights come from the checkpoint
     load_model(model, folder / "model.safetensors")
@@ -152,8 +152,4 @@ def masking(config: Config, meta: DatasetMeta, model: LanguageModel) -> Masking 
     """The masked-LM rule of a bidirectional backbone; None for a causal one."""
     if model.backbone.causal:
         return None
-    return Masking(config.data.mask_fraction, config.data.mask_token_id, meta.vocab_size, special_ids(meta))
-
-
-def special_ids(meta: DatasetMeta) -> tuple[int, ...]:
-    return () if meta.eot_id is None else (meta.eot_id,)
+    return Masking.for_dataset(meta, config.data.mask_fraction, config.data.mask_token_id)

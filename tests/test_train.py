@@ -148,11 +148,11 @@ def losses_so_far(out_dir):
 
 
 def test_killed_at_any_moment_and_resumed_is_bitwise_the_uninterrupted_run(config_file, tmp_path, execute):
-    flags = ("--model.dropout=0.1", "--head.name=cosine", "--train.max_steps=300", "--train.checkpoint_interval=1", "--eval.interval=50")
+    flags = ("--model.dropout=0.1", "--head.name=cosine", "--train.max_steps=60", "--train.checkpoint_interval=1", "--eval.interval=25")
     run(config_file, tmp_path / "whole", *flags)
     out = tmp_path / "killed"
     resume = ()
-    for step in (3, 90, 170):
+    for step in (3, 20, 40):
         process = execute.start("train.py", config_file, f"--out_dir={out}", *flags, *resume)
         wait_for_step(out, step, process)
         process.kill()
@@ -160,7 +160,7 @@ def test_killed_at_any_moment_and_resumed_is_bitwise_the_uninterrupted_run(confi
         resume = ("--resume",)
     run(config_file, out, *flags, "--resume")
     assert losses(out) == losses(tmp_path / "whole")
-    assert_same_weights(weights(out, 300), weights(tmp_path / "whole", 300))
+    assert_same_weights(weights(out, 60), weights(tmp_path / "whole", 60))
 
 
 @pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
