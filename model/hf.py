@@ -21,7 +21,7 @@ from torch import Tensor
 
 from commands import InputError, command
 from model import BACKBONES
-from model.hf_families import FAMILIES, Family, family_of
+from model.hf_families import BERT_UNTIED_BIAS, FAMILIES, Family, family_of
 
 SOFTMAX_HEAD = "linear"  # the one head that `transformers` has
 NEVER = -1e4  # the logit of a row that is no word: its probability is exactly 0 in float32, and it stays finite in float16
@@ -52,6 +52,12 @@ def read_json(path: Path) -> dict:
         raise InputError(f"{path} is missing") from None
     except ValueError as error:
         raise InputError(f"{path} is not JSON: {error}") from error
+
+
+def refuse_used(folder: Path) -> None:
+    """Raises InputError unless `folder` is new or empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} exists and is not empty: choose another folder")
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -89,6 +95,8 @@ def read_checkpoint(folder: Path) -> tuple[dict, dict, dict[str, Tensor]]:
         model["tie_weights"] = about["tie_weights"]
     else:
         head_state = {ours: tensors[theirs].float() for ours, theirs in family.head.items() if theirs in tensors}
+        if BERT_UNTIED_BIAS in tensors and not model["tie_weights"]:
+            head_state["bias"] = tensors[BERT_UNTIED_BIAS].float()
         head = {"name": SOFTMAX_HEAD, "bias": "bias" in family.head}
     if model["tie_weights"]:
         head_state.pop("weight", None)
@@ -113,8 +121,7 @@ def write_checkpoint(run, folder: Path) -> str:
     `run`: has `config` (`model`, `head`), `meta` (`vocab_size`, `eot_id`, `mask_token_id`) and `model` (a LanguageModel).
     Raises InputError if the folder exists and is not empty.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder} exists and is not empty: choose another folder")
+    refuse_used(folder)
     family, section = FAMILIES[run.config.model.name], run.config.model
     complete = run.config.head.name == SOFTMAX_HEAD and run.model.head.state_dict().keys() <= family.head.keys()
     config = {
@@ -150,8 +157,8 @@ def write_language_model(run, family: Family, config: dict, folder: Path) -> str
     backbone, head = run.model.backbone.state_dict(), run.model.head.state_dict()
     words = run.meta.vocab_size
     if "bias" in family.head:
-        bias = head.get("bias", torch.zeros(head["weight"].size(0))).float().clone()
-        bias[words:] = NEVER
+        bias = torch.full((config["vocab_size"],), NEVER)
+        bias[:words] = head["bias"] if "bias" in head else 0.0
         head["bias"] = bias
     else:
         config["vocab_size"] = words
@@ -160,7 +167,7 @@ def write_language_model(run, family: Family, config: dict, folder: Path) -> str
         del head["weight"]
     tensors = family.give(backbone) | {family.head[name]: tensor.float().contiguous() for name, tensor in head.items()}
     if "bias" in family.head:
-        tensors["cls.predictions.decoder.bias"] = head["bias"].clone()  # the same bias under its second name, where they are not tied
+        tensors[BERT_UNTIED_BIAS] = head["bias"].clone()
     write_folder(folder, config, tensors, LANGUAGE_MODEL_README.format(auto="ForCausalLM" if run.model.backbone.causal else "ForMaskedLM"))
     return f"{family.language_model_class} with its softmax head"
 
@@ -241,12 +248,13 @@ def import_run(name_or_dir: str, directory: Path, tokenizer_name: str | None = N
     `tokenizer_name`: as in `python -m data.prepare` (default: the checkpoint's tokenizer.json, if it has one).
     Raises InputError, with nothing written, if the checkpoint is none of ours to read or the folder is not empty.
     """
-    from config import Config, DataConfig, HeadConfig, ModelConfig, to_toml
+    from config import Config, to_toml
+    from config.schema import DataConfig, HeadConfig, ModelConfig
     from runs import build, record_head, resolve
     from training.checkpoint import Checkpoints, write_text
-    from training.record import claim_folder, describe_machine, now, strict_json
+    from training.record import describe_machine, now, strict_json
 
-    claim_folder(directory, resume=False, overwrite=False)
+    refuse_used(directory)
     folder = fetch(name_or_dir)
     model_keys, head_keys, state = read_checkpoint(folder)
     meta = describe_vocabulary(folder, model_keys, tokenizer_name)
@@ -273,6 +281,8 @@ def load_state(model: torch.nn.Module, state: dict[str, Tensor], tied: bool) -> 
     if tied:  # one tensor under two names
         embedding = next(name for name, tensor in own.items() if tensor.data_ptr() == own["head.weight"].data_ptr())
         state = state | {"head.weight": state[embedding]}
+    if "head.bias" in own and "head.bias" in state:
+        state = state | {"head.bias": state["head.bias"][: len(own["head.bias"])]}  # rows that are no word have no bias here
     differing = sorted(own.keys() ^ state.keys()) + [name for name in own.keys() & state.keys() if own[name].shape != state[name].shape]
     if differing:
         raise InputError(f"the checkpoint does not fit its own description: {', '.join(differing[:4])}")
@@ -298,7 +308,7 @@ def describe_vocabulary(folder: Path, model_keys: dict, tokenizer_name: str | No
     elif model_keys["name"] == "gpt2" and words == GPT2_WORDS:
         tokenizer_name, eot_id = "gpt2", GPT2_WORDS - 1
     if mask_token_id is None:
-        mask_token_id = BERT_MASK if model_keys["name"] == "bert" else words
+        mask_token_id = min(BERT_MASK, words - 1) if model_keys["name"] == "bert" else words
     return DatasetMeta(
         dtype="uint16" if words <= 1 << 16 else "uint32", vocab_size=words, max_id=words - 1, train_tokens=0, val_tokens=0,
         mask_token_id=mask_token_id, tokenizer=tokenizer_name, eot_id=eot_id if eot_id is not None and eot_id < words else None,

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from commands import InputError
 
+BERT_UNTIED_BIAS = "cls.predictions.decoder.bias"  # a second name of cls.predictions.bias, and the one in use where weights are not tied
+
 
 class Family(NamedTuple):
     """One architecture as `transformers` knows it. Patterns match whole names of ours, without `backbone.`."""
@@ -39,7 +41,7 @@ class Family(NamedTuple):
         theirs = {self._current_name(name): tensor for name, tensor in theirs.items() if not re.fullmatch(self.ignored, name)}
         names = {name: self.their_name(name) for name in wanted}
         missing = sorted(their for their in names.values() if their not in theirs)
-        unknown = sorted(theirs.keys() - set(names.values()) - set(self.head.values()) - {"cls.predictions.decoder.bias"})
+        unknown = sorted(theirs.keys() - set(names.values()) - set(self.head.values()) - {BERT_UNTIED_BIAS})
         for what, which in (("lacks", missing), ("holds unknown", unknown)):
             if which:
                 raise InputError(f"the checkpoint {what} {', '.join(which[:4])}{' ...' if len(which) > 4 else ''}")

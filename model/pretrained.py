@@ -45,9 +45,9 @@ def load_pretrained(model: nn.Module, config) -> str:
     same_head = heads_agree(model.head, stored_head, config.head.name, state)
     if same_head and not config.model.tie_weights:
         state.setdefault("head.weight", state[embedding])  # it was tied there
-    for name in ("head.weight", "head.bias", embedding):  # one row per id
+    for name in ("head.weight", "head.bias", embedding):  # one row per id, and no bias for ids that are no word
         if name in state and name in own:
-            state[name] = torch.cat((state[name].to(own[name]), own[name][len(state[name]) :]))
+            state[name] = torch.cat((state[name].to(own[name]), own[name][len(state[name]) :]))[: len(own[name])]
     taken = {name: tensor for name, tensor in state.items() if name.startswith("backbone.") or (same_head and name in own)}
     if config.model.tie_weights:
         taken["head.weight"] = taken[embedding]
