@@ -44,7 +44,7 @@ def open_run(directory: str | Path, checkpoint: str = "last", device: str | torc
     config = load_config(directory / "config.toml", [])
     meta = DatasetMeta.from_dict(json.loads((directory / "run.json").read_text(encoding="utf-8"))["dataset"])
     folder, state = find_checkpoint(Checkpoints(directory), checkpoint)
-    model = build(replace(config, model=replace(config.model, init_from=None)), meta)  # its weights come from the checkpoint
+    model = build(config, meta)
     load_model(model, folder / "model.safetensors")
     return Run(config, meta, model.to(device).eval(), directory, state["step"])
 
@@ -121,7 +121,7 @@ def first_set(*values):
 
 
 def build(config: Config, meta: DatasetMeta) -> LanguageModel:
-    """Backbone and head of a resolved config, joined; initialised from torch's default generator, or from `model.init_from`.
+    """Backbone and head of a resolved config, joined; initialised from torch's default generator.
 
     Raises InputError for a shape, a head or an option that cannot be.
     """

@@ -24,6 +24,7 @@ from config.schema import LogConfig
 from data.loader import BatchShape, TrainLoader, validation_batches
 from data.token_file import open_dataset
 from eval.validation import mean_nll, validate
+from model.pretrained import load_pretrained
 from training.checkpoint import Checkpoints, load_model
 from training.distributed import World, connect
 from training.emissions import EmissionsMeter
@@ -82,8 +83,11 @@ class Training:
         if found:
             runs.check_resume(config, stored, (found[1]["sequences_per_step"], self.shape.global_batch_size))
             self.load(*found)
-        elif self.model.head.needs_calibration:
-            self.model.head.calibrate(self.first_hidden_states(), world.all_reduce)
+        else:
+            if config.model.init_from:
+                load_pretrained(self.model, config)
+            if self.model.head.needs_calibration:
+                self.model.head.calibrate(self.first_hidden_states(), world.all_reduce)
         if config.train.compile:
             compile_backbone(self.model.backbone, self.one_pass)
         self.wrapped = self.model

@@ -84,6 +84,20 @@ def test_training_lowers_the_loss(config_file, tmp_path, head, tied):
     assert last["val_nll"] < first["val_nll"] - 1
 
 
+def test_a_run_may_start_from_another_with_another_head(config_file, tmp_path):
+    run(config_file, tmp_path / "first", "--train.max_steps=30")
+    start = f"--model.init_from={tmp_path / 'first'}"
+    run(config_file, tmp_path / "same", start, "--train.max_steps=1")
+    run(config_file, tmp_path / "other", start, "--head.name=cosine", "--train.max_steps=2")
+    ended = lines(tmp_path / "first", "eval")[-1]["val_nll"]
+    assert lines(tmp_path / "same", "eval")[0]["val_nll"] == pytest.approx(ended, rel=1e-6)
+    assert lines(tmp_path / "other", "eval")[0]["val_nll"] > ended + 0.5, "the backbone was trained for another head"
+    backbone = weights(tmp_path / "first", 30)["backbone.h.1.mlp.c_fc.weight"]
+    moved = weights(tmp_path / "other", 2)["backbone.h.1.mlp.c_fc.weight"]
+    assert 0 < (moved - backbone).abs().max() < 0.01
+    run(config_file, tmp_path / "other", start, "--head.name=cosine", "--train.max_steps=3", "--resume")
+
+
 # ---------------------------------------------------------------------------- what must not change the sequence of updates
 
 
