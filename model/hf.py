@@ -328,7 +328,9 @@ def export_run(directory: str, folder: Path, checkpoint: str) -> str:
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m model.hf", description="Exchange checkpoints with transformers (GPT-2, BERT, Qwen2).")
+    from data.terminal import Parser
+
+    parser = Parser(prog="python -m model.hf", description="Exchange checkpoints with transformers (GPT-2, BERT, Qwen2).")
     actions = parser.add_subparsers(dest="action", required=True)
     reading = actions.add_parser("import", help="make a run folder from a transformers checkpoint")
     reading.add_argument("source", metavar="NAME_OR_DIR", help="a folder with config.json and model.safetensors, or a name on the Hugging Face hub")

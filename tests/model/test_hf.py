@@ -253,3 +253,5 @@ def test_exporting_what_is_no_run(tmp_path):
     with pytest.raises(InputError, match="nowhere is not a run folder"):
         main(["export", str(tmp_path / "nowhere"), str(tmp_path / "export")])
     assert not (tmp_path / "export").exists()
+    with pytest.raises(InputError, match="required: RUN"):
+        main(["import", "gpt2"])
