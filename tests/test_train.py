@@ -91,7 +91,7 @@ def test_a_run_may_start_from_another_with_another_head(config_file, tmp_path):
     run(config_file, tmp_path / "other", start, "--head.name=cosine", "--train.max_steps=2")
     ended = lines(tmp_path / "first", "eval")[-1]["val_nll"]
     assert lines(tmp_path / "same", "eval")[0]["val_nll"] == pytest.approx(ended, rel=1e-6)
-    assert lines(tmp_path / "other", "eval")[0]["val_nll"] > ended + 0.5, "the backbone was trained for another head"
+    assert lines(tmp_path / "other", "eval")[0]["val_nll"] > ended + 0.1, "the backbone was trained for another head"
     backbone = weights(tmp_path / "first", 30)["backbone.h.1.mlp.c_fc.weight"]
     moved = weights(tmp_path / "other", 2)["backbone.h.1.mlp.c_fc.weight"]
     assert 0 < (moved - backbone).abs().max() < 0.01
