@@ -63,7 +63,7 @@ class TiktokenTokenizer(_Tokenizer):
         self.vocab_size = self.encoding.n_vocab
         self.eot_id = self.encoding.eot_token
         self.mask_token_id = self.vocab_size
-        self.special_ids = tuple(sorted(self.encoding._special_tokens.values()))
+        self.special_ids = tuple(sorted(map(self.encoding.encode_single_token, self.encoding.special_tokens_set)))
 
     def encode(self, text: str) -> list[int]:
         return self.encoding.encode_ordinary(text)
@@ -113,15 +113,14 @@ class HuggingFaceTokenizer(_Tokenizer):
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        own = self.tokenizer.get_vocab_size(with_added_tokens=True)
-        runs, text = [], b""
+        run, text = [], b""
         for i in map(int, ids):  # known ids are decoded together, as a character's bytes may be spread over several
-            if 0 <= i < own:
-                runs.append(i)
+            if 0 <= i < self.vocab_size and self.tokenizer.id_to_token(i) is not None:
+                run.append(i)
                 continue
-            text += self._run(runs) + (EOT_TEXT.encode() if i == self.eot_id else REPLACEMENT)
-            runs = []
-        return text + self._run(runs)
+            text += self._run(run) + (EOT_TEXT.encode() if i == self.eot_id else REPLACEMENT)
+            run = []
+        return text + self._run(run)
 
     def _run(self, ids: list[int]) -> bytes:
         return self.tokenizer.decode(ids, skip_special_tokens=False).encode("utf-8", errors="replace") if ids else b""

@@ -40,12 +40,17 @@ class DatasetWriter:
         return self
 
     def __exit__(self, *exception) -> None:
+        try:
+            self._close()
+        finally:  # closing writes what is left, which fails again on a full disk
+            shutil.rmtree(self.partial, ignore_errors=True)
+            for folder in self.created:
+                if not any(folder.iterdir()):
+                    folder.rmdir()
+
+    def _close(self) -> None:
         for file in self.files.values():
             file.close()
-        shutil.rmtree(self.partial, ignore_errors=True)
-        for folder in self.created:
-            if not any(folder.iterdir()):
-                folder.rmdir()
 
     def append(self, split: str, ids: np.ndarray) -> None:
         """Adds ids (n,) of the dataset's dtype to the end of a split."""
@@ -77,6 +82,7 @@ class DatasetWriter:
         for file in self.files.values():
             file.flush()
             os.fsync(file.fileno())
+        self._close()
         meta = DatasetMeta(
             dtype=self.dtype.name,
             max_id=self.max_id,

@@ -2,6 +2,8 @@ import hashlib
 import json
 import os
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -57,6 +59,18 @@ def test_remains_of_a_killed_writer_are_removed(tmp_path):
     with DatasetWriter(tmp_path, "uint16"):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(execute, tmp_path):
+    """A limit on the size of files stands in for the disk."""
+    resource = pytest.importorskip("resource", reason="no file-size limits on this system")
+    source = tmp_path / "x.txt"
+    source.write_text("some text " * 100_000, encoding="utf-8")
+    command = [sys.executable, "-m", "data.prepare", source, "--tokenizer", "bytes", "--out", tmp_path / "out"]
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))  # noqa: E731
+    done = subprocess.run(command, env=execute.environment(), preexec_fn=limit, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "File too large" in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("fail_at", range(4))
