@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from heads.kernels import Kernel
 from heads.kernels.fusing import fused
 
 FUSE_FROM = 2**24  # elements n * m * D of one call: below, plain formulas take milliseconds and compiling takes seconds
@@ -31,7 +32,8 @@ FUSED_TILE = {"cpu": Tile(128, 2**17), "cuda": Tile(1024, 2**24)}
 PLAIN_TILE = {"cpu": Tile(16, 2**19), "cuda": Tile(64, 2**23)}
 
 
-class TileKernel:
+@dataclass(frozen=True)
+class TileKernel(Kernel):
     """A symmetric pairwise function of rows, evaluated tile by tile. Subclasses are frozen dataclasses with `value` and `slope`."""
 
     def value(self, a, b):
@@ -39,31 +41,35 @@ class TileKernel:
         raise NotImplementedError
 
     def slope(self, a, b, u):
-        """d value / d a, elementwise: a, b broadcast to (n, m, D); u (n, m, 1) is the value."""
+        """d value / d a, elementwise: a, b broadcast to (n, m, D); u (n, m, 1) is the value. Up to what `share` divides by."""
         raise NotImplementedError
+
+    def share(self, a, b, u, grad_u):
+        """grad_u (n, m, 1), divided by what the slopes of a pair have in common (their number, their sum), if anything."""
+        return grad_u
 
     @torch.no_grad()
     def pairwise(self, x, y):
-        """u(x_i, y_k) for all pairs: x (n, D), y (m, D) -> (n, m), float32, or float64 if x is. Extra memory: a few MiB."""
-        x, y = _wide(x), _wide(y).to(_wide_dtype(x))
-        u = x.new_empty(len(x), len(y))
+        """u(x_i, y_k) for all pairs: x (n, D), y (m, D) -> (n, m), float32, or float64 if x is. Works in a few MiB beside the result."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        u = x.new_empty(len(x), len(y), dtype=wide)
         with torch.autocast(x.device.type, enabled=False):
             step, tiles = _plan(_values, self, x, y, pair_arguments=0)
             for rows, columns in tiles:
-                u[rows, columns] = step(self, x[rows], y[columns])
+                u[rows, columns] = step(self, *_tiles_of(wide, x[rows], y[columns]))
         return u
 
     @torch.no_grad()
     def backward(self, x, y, u, grad_u, grad_x, grad_y):
-        """Adds the gradient of sum(grad_u * u) to the buffers grad_x (n, D) and grad_y (m, D), in place.
+        """Adds the gradient of sum(grad_u * u) to the buffers grad_x (n, D) and grad_y (m, D), float32 or float64, in place.
 
-        x, y, u: as given to and returned by `pairwise`; grad_u (n, m); the buffers are float32 or float64.
+        x, y, u: as given to and returned by `pairwise`; grad_u (n, m).
         """
-        x, y = _wide(x), _wide(y).to(_wide_dtype(x))
+        wide = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             step, tiles = _plan(_gradients, self, x, y, pair_arguments=2)
             for rows, columns in tiles:
-                at_x, at_y = step(self, x[rows], y[columns], u[rows, columns].contiguous(), grad_u[rows, columns].contiguous())
+                at_x, at_y = step(self, *_tiles_of(wide, x[rows], y[columns], u[rows, columns], grad_u[rows, columns]))
                 grad_x[rows] += at_x
                 grad_y[columns] += at_y
 
@@ -74,37 +80,33 @@ def _values(kernel, a, b):
 
 def _gradients(kernel, a, b, u, grad_u):
     a, b, u, grad_u = a[:, None], b[None], u[..., None], grad_u[..., None]  # (n, 1, D), (1, m, D), (n, m, 1), (n, m, 1)
+    grad_u = kernel.share(a, b, u, grad_u)
     return (grad_u * kernel.slope(a, b, u)).sum(1), (grad_u * kernel.slope(b, a, u)).sum(0)
+
+
+def _tiles_of(dtype, *parts):
+    return [part.detach().to(dtype).contiguous() for part in parts]
 
 
 def _plan(formula, kernel, x, y, pair_arguments):
     """The function to run per tile (fused where that pays and works) and the (rows, columns) slices to run it on."""
+    n, m, width = len(x), len(y), x.shape[1]
     step = None
-    if x.dtype == torch.float32 and len(x) * len(y) * x.shape[1] >= FUSE_FROM:
-        step = fused(formula, kernel, x.device, pair_arguments)
+    if x.dtype != torch.float64 and n * m * width >= FUSE_FROM:
+        step = fused(formula, kernel, width, x.device, pair_arguments)
     if step is not None:
         tile = FUSED_TILE[x.device.type]
-        rows = min(len(x), tile.rows)
-        columns = tile.elements // x.shape[1]
+        columns = tile.elements // width
     else:
         step, tile = formula, PLAIN_TILE.get(x.device.type, PLAIN_TILE["cuda"])
-        rows = min(len(x), tile.rows)
-        columns = tile.elements // max(1, rows * x.shape[1])
-    return step, [(at_x, at_y) for at_y in _slices(len(y), columns) for at_x in _slices(len(x), rows)]
+        columns = tile.elements // max(1, min(n, tile.rows) * width)
+    return step, [(at_x, at_y) for at_y in _slices(m, columns) for at_x in _slices(n, tile.rows)]
 
 
 def _slices(total, step):
-    """Slices of nearly equal length, at most `step`, that cover range(total): an uneven tail could have length 1, a special case to compile."""
+    """Slices of nearly equal length, at most `step`, that cover range(total): a tail of length 1 would have to be compiled by itself."""
     count = -(-total // max(1, step))
     return [slice(total * i // count, total * (i + 1) // count) for i in range(count)]
-
-
-def _wide_dtype(x):
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def _wide(x):
-    return x.detach().to(_wide_dtype(x)).contiguous()
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,9 @@ class PowerSum(TileKernel):
         difference = a - b
         if self.p == 1:
             return difference.sign()
-        return self.p * _power(difference.abs(), self.p - 1) * difference.sign()
+        if self.p < 2:
+            return self.p * _power(difference.abs(), self.p - 1) * difference.sign()
+        return self.p * _power(difference.abs(), self.p - 2) * difference  # a sign costs more than a multiplication
 
 
 @dataclass(frozen=True)
@@ -133,18 +137,20 @@ class Canberra(TileKernel):
     eps: float = 1e-12
     min_denominator: float = 0.0
 
-    def _denominator(self, a, b):
-        return a.abs() + b.abs() + self.eps
-
     def value(self, a, b):
-        return ((a - b).abs() / self._denominator(a, b).clamp(min=self.min_denominator)).sum(-1)
+        return ((a - b).abs() / self._floored(a.abs() + b.abs() + self.eps)).sum(-1)
 
     def slope(self, a, b, u):
-        difference, denominator = a - b, self._denominator(a, b)
-        # d/da (t / s) = (sign(a - b) - (t / s) sign(a)) / s: no square of s, which would overflow where s does not.
-        floored = denominator.clamp(min=self.min_denominator)
-        falling = torch.where(denominator > self.min_denominator, difference.abs() / floored, 0.0)
-        return (difference.sign() - falling * a.sign()) / floored
+        difference, denominator = a - b, a.abs() + b.abs() + self.eps
+        floored = self._floored(denominator)
+        # d/da (t / s) = (sign(a - b) - (t / s) sign(a)) / s: no square of s, which overflows long before s does.
+        ratio = difference.abs() / floored
+        if self.min_denominator > 0:
+            ratio = torch.where(denominator > self.min_denominator, ratio, 0.0)
+        return (difference.sign() - ratio * a.sign()) / floored
+
+    def _floored(self, denominator):
+        return denominator.clamp(min=self.min_denominator) if self.min_denominator > 0 else denominator
 
 
 @dataclass(frozen=True)
@@ -156,8 +162,10 @@ class Maximum(TileKernel):
 
     def slope(self, a, b, u):
         difference = a - b
-        largest = (difference.abs() >= u).to(u.dtype)
-        return largest / largest.sum(-1, keepdim=True) * difference.sign()
+        return torch.where(difference.abs() >= u, difference.sign(), 0.0)
+
+    def share(self, a, b, u, grad_u):
+        return grad_u / ((a - b).abs() >= u).sum(-1, keepdim=True, dtype=u.dtype)
 
 
 @dataclass(frozen=True)
@@ -169,17 +177,23 @@ class SmoothMaximum(TileKernel):
     def value(self, a, b):
         t = (a - b).abs()
         largest = t.amax(-1, keepdim=True)
-        return largest[..., 0] + (self.alpha * (t - largest)).exp().mean(-1).log() / self.alpha
+        # expm1 and log1p: where alpha * t is small the exponentials are all nearly 1, and their logarithm would keep no digits.
+        return largest[..., 0] + (self.alpha * (t - largest)).expm1().mean(-1).log1p() / self.alpha
 
     def slope(self, a, b, u):
         difference = a - b
-        return (self.alpha * (difference.abs() - u)).exp() * difference.sign() / a.shape[-1]
+        return self._weight(difference, u) * difference.sign()
+
+    def share(self, a, b, u, grad_u):
+        return grad_u / self._weight(a - b, u).sum(-1, keepdim=True)  # a softmax, however much of ln D the rounding of u has lost
+
+    def _weight(self, difference, u):
+        return (self.alpha * (difference.abs() - u)).exp()
 
 
 def _power(t, exponent):
-    """t ** exponent for t >= 0; small multiples of 1/2 by multiplications and one square root, many times cheaper than a general power."""
+    """t ** exponent, t >= 0. Small multiples of 1/2 take multiplications and one square root, others half the time of a general power."""
     whole = int(exponent)
     if exponent - whole not in (0, 0.5) or whole > 4:
-        return t**exponent
-    factors = [t] * whole + [t.sqrt()] * (exponent > whole)
-    return math.prod(factors[1:], start=factors[0])
+        return (exponent * t.log()).exp()
+    return math.prod([t] * whole + [t.sqrt()] * (exponent > whole))
