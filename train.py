@@ -23,6 +23,7 @@ from config import Config, load_config, parse_command_line, to_toml
 from config.schema import LogConfig
 from data.loader import BatchShape, TrainLoader, validation_batches
 from data.token_file import open_dataset
+from eval.geometry import PrototypeGeometry
 from eval.validation import mean_nll, validate
 from model.pretrained import load_pretrained
 from training.checkpoint import Checkpoints, load_model
@@ -95,6 +96,7 @@ class Training:
             devices = [world.device] if world.device.type == "cuda" else None
             self.wrapped = DistributedDataParallel(self.model, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True)
 
+        self.geometry = PrototypeGeometry()
         self.record = Record(checkpoints.folder.parent, world.is_main, config.log.interval)
         self.meter = None  # of emissions; begins with run()
 
@@ -201,6 +203,8 @@ class Training:
             reduce, autocast = self.world.all_reduce, self.precision.autocast
             train_nll = mean_nll(self.model, self.windows(self.dataset.train), reduce, autocast)
             line = {"step": self.step, "train_nll": train_nll, **validate(self.model, self.windows(self.dataset.val), reduce, autocast)}
+            if self.world.is_main:
+                line["prototypes"] = self.geometry.measure(self.model.head)
         self.record.evaluation(line)
         self.trackers.log(line)
         if not line["val_nll"] < self.best_nll:
