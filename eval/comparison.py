@@ -180,10 +180,10 @@ def remarks(groups: list[Group]) -> list[str]:
     rows = [row for group in groups for run in group.runs.values() for row in run.emissions if row.get("method")]
     for how in sorted({f"{row['method']}; electricity of: {row.get('country')}" for row in rows}):
         notes.append(f"energy and emissions by CodeCarbon: {how}")
-    few = sorted({run.final.get("n_pca") or 0 for group in groups for run in group.runs.values() if run.final.get("pca_few")})
-    if few:
-        counts = " or ".join(f"{n:,}" for n in few)
-        notes.append(f"PCA5, PCA@90 and PC2 EV rest on {counts} hidden states, fewer than 10 per dimension: few")
+    for label, flag, key in (("PCA5, PCA@90 and PC2 EV rest", "pca_few", "n_pca"), ("effective rank rests", "effective_rank_few", "n_effective_rank")):
+        few = sorted({run.final.get(key) or 0 for group in groups for run in group.runs.values() if run.final.get(flag)})
+        if few:
+            notes.append(f"{label} on {' or '.join(f'{n:,}' for n in few)} hidden states, fewer than 10 per dimension: few")
     for group in groups:
         if group.baseline is None:
             notes.append(f"{names(group)}: the family has no group with the baseline's head, so there are no differences")

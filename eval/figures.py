@@ -144,8 +144,8 @@ def gradient_norms(groups: list[Group], look: dict[str, Look]) -> Figure | None:
             panel.axvspan(0, warmup, color="#f2f2f2", zorder=0)
         panel.set_yscale("log")
         panel.set_title(titled(group, run))
-    figure.supxlabel("step (shaded: warm-up)")
-    figure.supylabel("gradient norm before clipping (dashed: clip; grey: baseline)", fontsize=10)
+    figure.supxlabel("step (shaded: warm-up; dashed: the norm that is clipped to; grey: the baseline)", fontsize=10)
+    figure.supylabel("gradient norm", fontsize=10)
     return figure
 
 
