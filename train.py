@@ -34,7 +34,7 @@ from training.optimizer import build_optimizer, gradient_norms, learning_rate
 from training.precision import Precision, compile_backbone
 from training.randomness import seed_torch
 from training.record import Record, check_folder, peak_memory_mb
-from training.trackers import build_trackers
+from training.trackers import build_trackers, check_trackers
 
 MAX_SKIPS = 20  # float16 overflows in a row before the run stops: the scale has then shrunk a million-fold
 
@@ -67,6 +67,7 @@ class Training:
         """`found`: the checkpoint to go on from, as (folder, state). Raises InputError before anything is written."""
         self.world, self.checkpoints = world, checkpoints
         self.precision = Precision(config.train.precision, world.device)
+        check_trackers(config.log)
         self.dataset = open_dataset(config.data.dataset)
         stored = load_config(checkpoints.folder.parent / "config.toml") if found else None
         config = runs.resolve(config, self.dataset.meta, stored.schedule if stored else None)
@@ -89,9 +90,9 @@ class Training:
                 load_pretrained(self.model, config)
             if self.model.head.needs_calibration:
                 self.model.head.calibrate(self.first_hidden_states(), world.all_reduce)
+        self.wrapped = self.model
         if config.train.compile:
             compile_backbone(self.model.backbone, self.one_pass)
-        self.wrapped = self.model
         if world.size > 1:
             devices = [world.device] if world.device.type == "cuda" else None
             self.wrapped = DistributedDataParallel(self.model, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True)

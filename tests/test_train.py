@@ -6,6 +6,7 @@ import resource
 import shutil
 import signal
 import time
+import warnings
 
 import pytest
 import torch
@@ -257,6 +258,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_update(config_file, 
 
 
 BAD = {
+    "no tracker": (["--log.wandb=true"], "pip install wandb"),
     "unknown head": (["--head.name=cosinus"], "cosinus.*cosine"),
     "misspelt key": (["--train.batchsize=8"], "train.batch_size"),
     "wrong type": (["--train.batch_size=abc"], "batch_size.*whole number"),
@@ -310,15 +312,17 @@ def test_print_config_prints_a_config_that_loads(config_file, tmp_path, capsys):
 def test_without_a_compiler_training_goes_on_after_one_warning(config_file, tmp_path, execute):
     out = tmp_path / "run"
     cache = str(tmp_path / "cache")
-    done = execute("train.py", config_file, f"--out_dir={out}", "--train.compile=true", CXX="/bin/false", TORCHINDUCTOR_CACHE_DIR=cache)
+    done = execute("train.py", config_file, f"--out_dir={out}", "--train.compile=true", "--model.n_layer=1", CXX="/bin/false", TORCHINDUCTOR_CACHE_DIR=cache)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("torch.compile does not work here") == 1
-    run(config_file, tmp_path / "eager")
+    run(config_file, tmp_path / "eager", "--model.n_layer=1")
     assert losses(out) == losses(tmp_path / "eager")
 
 
 @pytest.mark.slow
 def test_a_compiled_run_has_the_losses_of_an_eager_one(config_file, tmp_path):
-    run(config_file, tmp_path / "compiled", "--train.compile=true")
-    run(config_file, tmp_path / "eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        run(config_file, tmp_path / "compiled", "--train.compile=true", "--model.n_layer=1")
+    run(config_file, tmp_path / "eager", "--model.n_layer=1")
     assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "eager"), rel=1e-4)

@@ -76,6 +76,13 @@ class Trackers:
             self.trackers.remove(tracker)
 
 
+def check_trackers(log: Any) -> None:
+    """Raises InputError, one line, if a package that the [log] section asks for is missing."""
+    for package in TRACKERS:
+        if getattr(log, package):
+            load(package, package)
+
+
 def build_trackers(log: Any, run_dir: Path, settings: dict) -> Trackers:
     """The trackers that the [log] section (`interval`, `tensorboard`, `wandb`) asks for; call it on one process only.
 
