@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from heads.floor import Floor
 from heads.fused_loss import Operands, Recipe, chunks_of_values
 from heads.head import Head, Problem, _product_dtype, _wide
+from heads.kernels import Kernel
 from heads.links import Gibbs, Harmonic, distance, log_distance
 
 
@@ -18,7 +18,7 @@ from heads.links import Gibbs, Harmonic, distance, log_distance
 class Geometry:
     """A distance as the fused loss computes it: d = factor * kernel(x, y)^root, of mapped rows x and y."""
 
-    kernel: Any
+    kernel: Kernel
     floor: Floor
     root: float = 1.0
     factor: float = 1.0

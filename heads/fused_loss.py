@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from heads.kernels import Pairs
+from heads.kernels import Kernel
 
 # Numbers in one (rows, V) buffer: two such buffers and small change make up the memory of a kernel-A loss on a CPU. On CUDA a chunk has
 # to be large enough to fill the device.
@@ -25,7 +25,7 @@ MINIMUM_ROWS = {"cpu": 64, "cuda": 256}
 class Recipe(NamedTuple):
     """What a head asks of the loss, apart from tensors."""
 
-    kernel: Any
+    kernel: Kernel
     link: Any
     vocab_size: int  # rows of y beyond it take no part
     floor: Any = None  # heads.floor.Floor, or None where the kernel has none (linear)
@@ -105,9 +105,7 @@ class _Work:
         self.recipe, self.link, self.smoothing = recipe, recipe.link, recipe.label_smoothing
         self.operands = Operands(*(None if tensor is None else tensor.detach().to(wide) for tensor in operands))
         self.x, self.y = self.operands.x, self.operands.y[: recipe.vocab_size]
-        parameter = self.operands.parameter
-        dtype = recipe.dtype or operands.x.dtype
-        self.pairs = recipe.kernel.bind(self.y, parameter, dtype) if hasattr(recipe.kernel, "bind") else Pairs(recipe.kernel, self.y)
+        self.pairs = recipe.kernel.bind(self.y, self.operands.parameter, recipe.dtype or operands.x.dtype)
         self.sharpness = self.operands.sharpness
         self.grads = None
 
@@ -143,15 +141,18 @@ class _Work:
         z.sub_(largest)
         learns_sharpness = self.grads is not None and self.grads.sharpness is not None
         mean_z = _mean_under_softmax(z) if learns_sharpness else None
-        total = z.exp_().sum(1, keepdim=True)  # (n, 1); z holds unnormalised probabilities from here on
+        e = z.exp_()  # unnormalised probabilities
+        e_target = e.gather(1, targets)
+        others = e.scatter_(1, targets, 0).sum(1, keepdim=True)  # (n, 1), apart: p - 1 of a target with p near 1 keeps its digits
+        total = others + e_target
         loss = total.log().add_(largest).sub_(at_target)  # (n, 1)
         if learns_sharpness:  # dL/dn = sum_k (p_k - t_k) z_k / n
             self.grads.sharpness.add_(((mean_z + largest - at_target) * weights).sum() / self.sharpness)
         if self.grads is not None:
-            z.scatter_add_(1, targets, total * (smoothing - 1))
+            e.scatter_(1, targets, smoothing * total - others)
             if smoothing:
-                z.sub_(total * (smoothing / z.shape[1]))
-            self.add_gradients(rows, z, (u, ratio, floored), weights / total)
+                e.sub_(total * (smoothing / e.shape[1]))
+            self.add_gradients(rows, e, (u, ratio, floored), weights / total)
         return loss.mul_(weights)[:, 0]
 
     def add_gradients(self, rows, grad, at, weights):

@@ -32,6 +32,8 @@ class Head(nn.Module):
 
     defaults: dict = {}  # every option with its default: the one place where it is written
     init_std = 0.02  # of untied prototypes, N(0, init_std^2)
+    needs_calibration = False  # whether `calibrate` has to see hidden states before the first loss
+    exponent_value = None  # the exponent n in use, a number; None where there is none
 
     def __init__(self, n_embd: int, vocab_size: int, padded_vocab_size: int | None = None, **options):
         super().__init__()

@@ -169,14 +169,20 @@ class CosinePairs(InnerProductPairs):
         x = x * inverse_norm(x)
         product = self.product(x)
         u = torch.addcmul(self.one, product, self.inverse, value=-1, out=product)
-        for i, k in cancelled(u, CANCELLED, lambda rows: CANCELLED):
-            # In float64: rounded unit vectors are themselves 1e-7 apart.
+        self.close = cancelled(u, CANCELLED, lambda rows: CANCELLED)
+        for i, k in self.close:  # in float64: rounded unit vectors are themselves 1e-7 apart
             u[i, k] = (unit(x[i].double()) - unit(self.y[k].double())).square().sum(1).div(2).to(u.dtype)
         return u
 
     def backward(self, x, u, grad_u, weights, grads):
         grad_x, grad_y = grads
         inverse = inverse_norm(x)
+        for i, k in self.close:
+            a, b = unit(x[i].double()), unit(self.y[k].double())  # (pairs, D)
+            grad, u_pairs = (grad_u[i, k] * weights[i, 0])[:, None], (a - b).square().sum(1, keepdim=True) / 2
+            grad_x.index_add_(0, i, (a - b - a * u_pairs).to(x.dtype) * (grad * inverse[i]))
+            grad_y.index_add_(0, k, (b - a - b * u_pairs).to(x.dtype) * (grad * self.inverse[k, None]))
+            grad_u[i, k] = 0
         x = x * inverse
         towards = self.pull(grad_u.mul_(self.inverse), x * weights, grad_y, alpha=-1).mul_(weights * inverse)
         grad_x += (towards * x).sum(1, keepdim=True) * x - towards

@@ -165,7 +165,7 @@ class Maximum(TileKernel):
         return torch.where(difference.abs() >= u, difference.sign(), 0.0)
 
     def share(self, a, b, u, grad_u):
-        return grad_u / ((a - b).abs() >= u).sum(-1, keepdim=True, dtype=u.dtype)
+        return grad_u / ((a - b).abs() >= u).sum(-1, keepdim=True, dtype=u.dtype).clamp(min=1)  # none reaches a u that was raised to a floor
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,8 @@ class SmoothMaximum(TileKernel):
         return self._weight(difference, u) * difference.sign()
 
     def share(self, a, b, u, grad_u):
-        return grad_u / self._weight(a - b, u).sum(-1, keepdim=True)  # a softmax, however much of ln D the rounding of u has lost
+        # A softmax, however much of ln D the rounding of u has lost; the weights vanish where u was raised to a floor.
+        return grad_u / self._weight(a - b, u).sum(-1, keepdim=True).clamp(min=1e-30)
 
     def _weight(self, difference, u):
         return (self.alpha * (difference.abs() - u)).exp()

@@ -1,0 +1,105 @@
+"""What the tests of heads share: the cases, the float64 reference, and a comparison that a wrong gradient cannot pass."""
+
+import copy
+import math
+
+import torch
+
+from heads import build_head
+
+CASES = [
+    ("euclidean", {}),
+    ("manhattan", {}),
+    ("chebyshev", {}),
+    ("chebyshev", {"smooth": 3.0}),
+    ("minkowski", {"p": 1.5}),
+    ("minkowski", {"p": 3.0}),
+    ("minkowski", {"p": 12.0}),
+    ("cosine", {}),
+    ("hamming", {}),
+    ("hamming", {"relaxation": "hard"}),
+    ("hamming", {"relaxation": "gumbel", "temperature": 0.7}),
+    ("canberra", {}),
+    ("canberra", {"min_denominator": 0.5}),
+    ("bray_curtis", {}),
+    ("bray_curtis", {"normalized": True}),
+    ("mahalanobis", {}),
+    ("mahalanobis", {"covariance": "cholesky"}),
+    ("mahalanobis", {"covariance": "full"}),
+]
+LINKS = [{"exponent": 9.0}, {"exponent": 9.0, "learn_exponent": True}, {"link": "gibbs", "tau": 0.5}]
+FLOOR = 1e-13  # references are floored far below any distance that the tests mean to have
+
+
+def case_id(value):
+    if isinstance(value, dict):
+        return ",".join(f"{key}={part}" for key, part in value.items()) or "plain"
+    return str(value)
+
+
+def make_head(name, n_embd, vocab_size, seed=0, **options):
+    """A head in evaluation mode whose parameters are all away from their initial values, prototypes N(0, 1), three padded rows."""
+    head = build_head(name, n_embd, vocab_size, vocab_size + 3, **options).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for key, parameter in head.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if key == "weight":
+                parameter.copy_(noise)
+            elif key != "log_exponent":
+                parameter.add_(noise, alpha=0.2 / math.sqrt(n_embd))
+    return head
+
+
+def batch(tokens, vocab_size, n_embd, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(tokens, n_embd, generator=generator), torch.randint(vocab_size, (tokens,), generator=generator)
+
+
+def reference_logits(head, hidden):
+    """The definition, in float64 if head and hidden are: logits (N, V), differentiable."""
+    weight = head.weight[: head.vocab_size]
+    d = head.definition(hidden * getattr(head, "scale", 1.0), weight)
+    if not hasattr(head, "harmonic"):
+        return d
+    if not head.harmonic:
+        return -d / head.settings["tau"]
+    exponent = head.log_exponent.exp() if head.settings["learn_exponent"] else head.exponent
+    return -exponent * d.clamp(min=FLOOR).log()
+
+
+def reference_gradients(head, hidden, targets, **options):
+    """(loss, gradients by name) of the definition in float64."""
+    head = copy.deepcopy(head).double()
+    hidden = hidden.double().requires_grad_()
+    loss = torch.nn.functional.cross_entropy(reference_logits(head, hidden), targets, **options)
+    loss.backward()
+    return loss.detach(), gradients(head, hidden)
+
+
+def head_gradients(head, hidden, targets, **options):
+    """(loss, gradients by name) of the head itself, in the dtype of hidden."""
+    head.zero_grad()
+    hidden = hidden.detach().requires_grad_()
+    loss = head(hidden, targets, **options)
+    loss.backward()
+    return loss.detach(), gradients(head, hidden)
+
+
+def gradients(head, hidden):
+    return {"hidden": hidden.grad, **{name: parameter.grad for name, parameter in head.named_parameters()}}
+
+
+def relative_errors(actual, expected):
+    """||actual - expected|| / ||expected|| by name; a gradient that vanishes beside the largest one is measured against that."""
+    largest = max(grad.norm() for grad in expected.values())
+    return {name: ((actual[name].double() - grad).norm() / max(grad.norm(), 1e-4 * largest)).item() for name, grad in expected.items()}
+
+
+def assert_gradients_close(actual, expected, tolerance=1e-3):
+    """Raises AssertionError unless every gradient is there, finite, and right within `tolerance`."""
+    assert set(actual) == set(expected)
+    for name, grad in actual.items():
+        assert grad is not None, f"{name} has no gradient"
+    for name, error in relative_errors(actual, expected).items():
+        assert error < tolerance, f"gradient of {name}: relative error {error}"  # also false for NaN
