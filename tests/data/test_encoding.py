@@ -135,6 +135,8 @@ def test_workers_do_not_outlive_a_killed_program(execute, tmp_path, tokenizer_js
         workers = feeding.workers()
         feeding.process.kill()
         gone, alive = psutil.wait_procs(workers, timeout=20)
+        for worker in alive:
+            worker.kill()
         assert not alive
 
 

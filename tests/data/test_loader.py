@@ -99,9 +99,10 @@ def test_starts_cover_the_file_to_its_last_token(make_tokens):
 
 def test_masked_batches_hold_gathered_targets(make_tokens):
     tokens = make_tokens(5000)
-    (causal,) = all_batches(tokens, BatchShape(32, 8), step=0)
-    (masked,) = all_batches(tokens, BatchShape(32, 8), step=0, masking=MASKING)
-    assert masked.targets.shape == masked.positions.shape
+    (causal,) = all_batches(tokens, BatchShape(32, 8), step=3, seed=5)
+    (masked,) = all_batches(tokens, BatchShape(32, 8), step=3, seed=5, masking=MASKING)
+    inputs, targets, positions = map(torch.from_numpy, MASKING.train(causal.tokens.numpy(), 5, 3, range(8)))
+    assert torch.equal(masked.tokens, inputs) and torch.equal(masked.targets, targets) and torch.equal(masked.positions, positions)
     assert torch.equal(causal.tokens.flatten()[masked.positions], masked.targets)  # the same windows, before masking
     assert (masked.tokens == V).sum() > 0
 

@@ -142,15 +142,16 @@ def test_byte_ids_are_the_bytes():
     assert bytes(ByteTokenizer().encode(text)) == text.encode("utf-8")
 
 
-@pytest.mark.parametrize("pattern", ["p50k_base", "cl100k_base", "o200k_base"])
-def test_pieces_are_exact_for_the_other_patterns_of_tiktoken_too(gpt2, monkeypatch, pattern):
-    """Their regular expressions over GPT-2's merges: the vocabularies themselves need a network."""
-    import tiktoken
+@pytest.mark.parametrize("name", ["gpt2", "p50k_base", "cl100k_base", "o200k_base"])
+def test_no_cut_falls_inside_a_word_of_any_of_tiktokens_patterns(monkeypatch, name):
+    """Byte pairs are merged within the words that an encoding's regular expression finds; the vocabularies would need a network."""
+    import regex
     from tiktoken_ext import openai_public
 
-    monkeypatch.setattr(openai_public, "load_tiktoken_bpe", lambda *_, **__: gpt2.encoding._mergeable_ranks)
-    split = getattr(openai_public, pattern)()["pat_str"]
-    encoding = tiktoken.Encoding(name="mixed", pat_str=split, mergeable_ranks=gpt2.encoding._mergeable_ranks, special_tokens={})
-    monkeypatch.setattr(tokenizers, "PIECE", 100)
+    for loader in ("load_tiktoken_bpe", "data_gym_to_mergeable_bpe_ranks"):
+        monkeypatch.setattr(openai_public, loader, lambda *_, **__: {})
+    words = regex.compile(getattr(openai_public, name)()["pat_str"])
+    monkeypatch.setattr(tokenizers, "PIECE", 10)
     text = make_text(3000)
-    assert [i for piece in pieces([text]) for i in encoding.encode_ordinary(piece)] == encoding.encode_ordinary(text)
+    cut = list(pieces([text]))
+    assert len(cut) > 300 and [word for piece in cut for word in words.findall(piece)] == words.findall(text)
