@@ -10,6 +10,7 @@ from eval.statistics import Difference, Summary, paired_difference, summarize
 
 NOT_IN_THE_BACKBONE = ("name", "tie_weights")  # the family is compared as such; untied prototypes are the head's affair
 TRAINING = ("max_steps", "grad_clip", "precision", "label_smoothing")  # of [train]: what changes the sequence of updates
+BY_DEFAULT = Terms()
 OBJECTIVE = ("mask_fraction", "mask_token_id")  # of [data]
 
 
@@ -66,7 +67,7 @@ class Comparison:
         return [key for key in METRICS if any(value is not None for group in self.groups for value in group.values[key].values())]
 
 
-def compare(runs: list[RunFolder], baseline: RunFolder, terms: Terms = Terms(), force: bool = False) -> Comparison:
+def compare(runs: list[RunFolder], baseline: RunFolder, terms: Terms = BY_DEFAULT, force: bool = False) -> Comparison:
     """Groups `runs` (the baseline's among them or not) and measures each against its family's baseline.
 
     The baseline of a family is the group with the head and options of `baseline`. Raises InputError, naming the keys, when a run
@@ -172,16 +173,19 @@ def name_groups(groups: list[Group]) -> None:
 
 def remarks(groups: list[Group]) -> list[str]:
     notes = []
-    if len({run.masked for group in groups for run in group.runs.values()}) > 1:
+    runs = [run for group in groups for run in group.runs.values()]
+    if len({run.masked for run in runs}) > 1:
         notes.append("masked-LM perplexities are pseudo-perplexities of masked positions; they do not compare with causal ones")
-    machines = {repr([(run.about.get("hardware") or {}).get(key) for key in ("cpu", "gpus")]) for group in groups for run in group.runs.values()}
-    if len(machines) > 1:
+    if len({repr([(run.about.get("hardware") or {}).get(key) for key in ("cpu", "gpus")]) for run in runs}) > 1:
         notes.append("the runs were made on different machines: speeds, energy and emissions do not compare")
-    rows = [row for group in groups for run in group.runs.values() for row in run.emissions if row.get("method")]
+    rows = [row for run in runs for row in run.emissions if row.get("method")]
     for how in sorted({f"{row['method']}; electricity of: {row.get('country')}" for row in rows}):
         notes.append(f"energy and emissions by CodeCarbon: {how}")
-    for label, flag, key in (("PCA5, PCA@90 and PC2 EV rest", "pca_few", "n_pca"), ("effective rank rests", "effective_rank_few", "n_effective_rank")):
-        few = sorted({run.final.get(key) or 0 for group in groups for run in group.runs.values() if run.final.get(flag)})
+    for label, flag, key in (
+        ("PCA5, PCA@90 and PC2 EV rest", "pca_few", "n_pca"),
+        ("effective rank rests", "effective_rank_few", "n_effective_rank"),
+    ):
+        few = sorted({run.final.get(key) or 0 for run in runs if run.final.get(flag)})
         if few:
             notes.append(f"{label} on {' or '.join(f'{n:,}' for n in few)} hidden states, fewer than 10 per dimension: few")
     for group in groups:

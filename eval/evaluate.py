@@ -39,7 +39,11 @@ LABELS = {
     "train_nll": "train NLL (nats/token)", "effective_rank": "effective rank", "pca5": "PCA5", "pca90": "PCA@90", "pc2_ev": "PC2 EV",
     "n_positions": "scored positions", "n_tokens": "tokens",
 }  # fmt: skip
-PSEUDO = {"val_nll": "NLL (nats/masked position)", "val_perplexity": "pseudo-perplexity (masked positions)", "bits_per_byte": "pseudo bits per byte"}
+PSEUDO = {
+    "val_nll": "NLL (nats/masked position)",
+    "val_perplexity": "pseudo-perplexity (masked positions)",
+    "bits_per_byte": "pseudo bits per byte",
+}
 
 
 def main(argv: list[str]) -> None:
@@ -50,7 +54,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--tokens", type=int, help="score only the first N tokens of val (default: all)")
     parser.add_argument("--batch-size", type=int, help="windows at a time; changes no result (default: the run's)")
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or mps")
-    parser.add_argument("--neighbours", nargs="+", default=[], metavar="WORD", help='also list the nearest words of each WORD, as in " Paris"')
+    parser.add_argument(
+        "--neighbours", nargs="+", default=[], metavar="WORD", help='also list the nearest words of each WORD, as in " Paris"'
+    )
     asked = parser.parse_args(argv)
     for flag, value in (("--tokens", asked.tokens), ("--batch-size", asked.batch_size)):
         if value is not None and value < 1:

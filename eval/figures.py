@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from eval.comparison import Comparison, Group
+from eval.radar import radar
 from eval.run_folder import RunFolder
 
 COLOURS = ("#332288", "#CC6677", "#117733", "#88CCEE", "#882255", "#999933", "#44AA99", "#AA4499", "#DDCC77")
@@ -59,8 +60,6 @@ def looks(comparison: Comparison) -> dict[str, Look]:
 
 def draw_all(comparison: Comparison) -> dict[str, Figure]:
     """Name -> figure, for every figure that the runs have numbers for."""
-    from eval.radar import radar  # the other half of this module: see there
-
     figures: dict[str, Figure | None] = {}
     with matplotlib.rc_context(STYLE):
         look = looks(comparison)

@@ -15,13 +15,14 @@ TERMINAL = {  # metric -> column of the terminal's table
     "gco2eq_per_1000_steps": "g/1k steps",
 }  # fmt: skip
 SHARES_IN_POINTS = ("pca5", "pc2_ev")  # their differences are read in percentage points
+SPIKES_SHOWN = 8  # per run in the report; comparison.json has them all
 ROUNDING = 1e-12  # relative spread of equal numbers
 CAPTIONS = {
     "radar": "Seven axes, each normalised over the groups so that outward is better; the raw mean over seeds stands at each spoke.",
     "curves": "Training loss and validation NLL; the line is the mean over seeds and the band one standard deviation.",
     "gradient_norms": "Norm of the full gradient before clipping at every step, with the baseline's in grey behind it.",
     "hidden_states": "Validation hidden states (causal: the last token of each full window) on their first two principal components.",
-    "spectrum": "Eigenvalues of the covariance of all scored hidden states, as shares of the variance: flatter means a higher effective rank.",
+    "spectrum": "Eigenvalues of the covariance of all scored hidden states, as shares of the variance.",
     "pareto": "Final validation NLL against the energy of training; the line joins the groups that no other beats in both.",
     "emissions": "Emissions of training per 1,000 steps minus the baseline's; whiskers are the 95 % bootstrap interval over seeds.",
 }
@@ -84,7 +85,8 @@ def terminal_table(comparison: Comparison) -> str:
         name = f"{group.family} {group.label}" + (" *" if group.is_baseline else "")
         rows.append([name, str(len(group.runs)), *(mean_and_spread(group, key) for key in keys)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]) for row in rows]
+    aligned = [[cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+    lines = ["  ".join([row[0].ljust(widths[0]), *cells[1:]]) for row, cells in zip(rows, aligned, strict=True)]
     return "\n".join([*lines, "* baseline", *(f"note: {note}" for note in comparison.notes)])
 
 
@@ -92,12 +94,14 @@ def report(comparison: Comparison, figures: list[str]) -> str:
     """report.md: the tables, the notes, and the figures (file stems) with one sentence each."""
     baselines = [group for group in comparison.groups if group.is_baseline]
     lines = ["# Comparison of vocabulary heads", ""]
-    lines += [f"Baseline: {', '.join(f'{group.family} {group.label}' for group in baselines) or 'none'}. "]
+    lines += [f"Baseline: {', '.join(f'{group.family} {group.label}' for group in baselines) or 'none'}.", ""]
     lines += [
-        "Values are those after the last update (`best val NLL` is the lowest of a run's evaluations), as mean ± standard deviation over seeds. "
-        "Differences are paired by seed, with a 95 % bootstrap interval; p is a two-sided Wilcoxon signed-rank test, "
+        "Values are those after the last update (`best val NLL` is the lowest of a run's evaluations), "
+        "as mean ± standard deviation over seeds. Differences are paired by seed, with a 95 % bootstrap interval; "
+        "p is a two-sided Wilcoxon signed-rank test, "
         f"which takes {SEEDS_FOR_A_TEST} seeds. Gradient stability is 1 − variance / baseline variance of the gradient norm "
-        f"{'over all steps' if comparison.terms.include_warmup else 'after the warm-up'}; a spike is a norm above {SPIKE:g} running medians.",
+        f"{'over all steps' if comparison.terms.include_warmup else 'after the warm-up'}; "
+        f"a spike is a norm above {SPIKE:g} running medians.",
         "",
     ]
     if comparison.notes:
@@ -138,7 +142,8 @@ def difference_cells(key: str, difference: Difference) -> list[str]:
     form, factor, unit = METRICS[key].format, 1, ""
     if key in SHARES_IN_POINTS:
         form, factor, unit = ".2f", 100, " points"
-    mean, low, high = (None if value is None else format(factor * value, form) for value in (difference.mean, difference.low, difference.high))
+    numbers = (difference.mean, difference.low, difference.high)
+    mean, low, high = (None if value is None else format(factor * value, form) for value in numbers)
     sign = "+" if difference.mean > 0 else ""
     interval = f"{low} to {high}" if low is not None else "–"
     return [f"{sign}{mean}{unit}", interval, str(difference.n), f"{difference.p:.4f}" if difference.p is not None else difference.note]
@@ -149,8 +154,11 @@ def runs_table(comparison: Comparison) -> list[str]:
     for group in comparison.groups:
         for seed, run in group.runs.items():
             end = run.about.get("exit_reason") or "unknown"
-            rows.append([group.family, group.label, str(seed), f"`{run.directory}`", end])
-    return ["## Runs", "", *markdown(["family", "group", "seed", "folder", "ended"], rows)]
+            found = spikes(list(run.norms), list(run.norms.values()))
+            more = f" and {len(found) - SPIKES_SHOWN} more" if len(found) > SPIKES_SHOWN else ""
+            steps = ", ".join(map(str, found[:SPIKES_SHOWN])) + more
+            rows.append([group.family, group.label, str(seed), f"`{run.directory}`", end, steps or "none"])
+    return ["## Runs", "", *markdown(["family", "group", "seed", "folder", "ended", "gradient spikes at step"], rows)]
 
 
 def picture(figures: list[str], name: str) -> list[str]:

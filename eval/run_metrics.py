@@ -63,7 +63,7 @@ FROM_EVAL = ("train_nll", "val_nll", "val_perplexity", "val_accuracy", "effectiv
 
 @dataclass(frozen=True)
 class Terms:
-    """How runs are measured against their baseline: `after` the warm-up unless it is included, until `target_nll` or the baseline's final."""
+    """How runs are measured: gradients after the warm-up or over all steps, energy until `target_nll` or the baseline's final NLL."""
 
     include_warmup: bool = False
     target_nll: float | None = None

@@ -152,4 +152,3 @@ def paired_difference(values: Sequence[float | None], baseline: Sequence[float |
 def finite_values(values: Sequence[float]) -> np.ndarray:
     values = np.asarray(values, dtype=np.float64)
     return values[np.isfinite(values)]
-

@@ -25,6 +25,10 @@ from commands import InputError, Interrupted, RunFailed, command
 from config import load_config, to_toml
 from config.schema import items
 from data.terminal import Parser
+from eval.compare import write
+from eval.comparison import compare
+from eval.report import terminal_table
+from eval.run_folder import read_json, read_run
 from training.checkpoint import write_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,7 +60,9 @@ class Plan:
 
 
 def main(argv: list[str]) -> None:
-    parser = Parser(prog="python -m eval.sweep", description=__doc__.partition("\n")[0], epilog="Further --section.key=value flags hold for every run.")
+    parser = Parser(
+        prog="python -m eval.sweep", description=__doc__.partition("\n")[0], epilog="Further --section.key=value flags hold for every run."
+    )
     parser.add_argument("config", metavar="CONFIG.toml", help="what all runs have in common")
     parser.add_argument("--heads", required=True, help="heads with commas between, each NAME or NAME:option=value:...")
     parser.add_argument("--seeds", required=True, help="whole numbers with commas between; runs are paired by seed")
@@ -72,7 +78,9 @@ def main(argv: list[str]) -> None:
     baseline = asked.baseline or ("linear" if "linear" in heads else heads[0])
     if baseline not in heads:
         raise InputError(f"--baseline {baseline} is not one of --heads {asked.heads}")
-    plans = make_plans(asked.config, (listed(asked.family, "--family") if asked.family else [None]), heads, seeds(asked.seeds), (out_dir, overrides))
+    plans = make_plans(
+        asked.config, (listed(asked.family, "--family") if asked.family else [None]), heads, seeds(asked.seeds), (out_dir, overrides)
+    )
     for plan in plans:
         plan.config_path.parent.mkdir(parents=True, exist_ok=True)
         plan.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -147,7 +155,9 @@ class Sweep:
             return False
         with self.lock:
             self.done += 1
-        self.say(plan, f"{'was finished' if kept else f'finished in {time.monotonic() - started:.0f} s'} ({self.done} of {len(self.plans)})")
+        self.say(
+            plan, f"{'was finished' if kept else f'finished in {time.monotonic() - started:.0f} s'} ({self.done} of {len(self.plans)})"
+        )
         return True
 
     def execute(self, plan: Plan, arguments: list[str]) -> bool:
@@ -161,7 +171,9 @@ class Sweep:
                 if self.stopped_by:
                     return False
                 # a session of its own: a terminal's Ctrl-C reaches it through `stop` alone, once
-                child = subprocess.Popen([sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True)
+                child = subprocess.Popen(
+                    [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+                )
                 self.children.add(child)
             status = child.wait()
             with self.lock:
@@ -182,8 +194,6 @@ class Sweep:
 
 def is_finished(plan: Plan) -> bool:
     """Whether the run has reached its end with this very config."""
-    from eval.run_folder import read_json
-
     same = plan.config_path.is_file() and plan.config_path.read_text(encoding="utf-8") == plan.toml
     return same and read_json(plan.run_dir / "run.json").get("exit_reason") == FINISHED
 
@@ -196,11 +206,6 @@ def is_evaluated(plan: Plan) -> bool:
 
 def compare_runs(finished: list[Plan], baseline: str, out_dir: Path) -> None:
     """Compares what is finished. A head may differ in its own settings (learning rate, untied prototypes), all else is common."""
-    from eval.comparison import compare
-    from eval.compare import write
-    from eval.report import terminal_table
-    from eval.run_folder import read_run
-
     reference = next((plan for plan in finished if plan.head == baseline), None)
     if reference is None:
         print(f"no run of the baseline {baseline} is finished: nothing to compare with")

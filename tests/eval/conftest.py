@@ -66,7 +66,11 @@ def make_run(tmp_path):
             min_lr=facts["learning_rate"] / 100, batch_size=facts["batch_size"],
         )  # fmt: skip
         (directory / "config.toml").write_text(text, encoding="utf-8")
-        about = {"dataset": {"checksum": facts["checksum"], "tokenizer": "bytes", "vocab_size": 257}, "world_size": 1, "exit_reason": "finished"}
+        about = {
+            "dataset": {"checksum": facts["checksum"], "tokenizer": "bytes", "vocab_size": 257},
+            "world_size": 1,
+            "exit_reason": "finished",
+        }
         about |= {"seed": seed, "hardware": {"cpu": "a cpu", "gpus": []}}
         (directory / "run.json").write_text(json.dumps(about), encoding="utf-8")
         lines = curves(seed, facts)
@@ -95,8 +99,17 @@ def curves(seed, facts):
         if step % 50 == 0:
             lines.append(evaluation(step, loss + 0.1))
         if step % 100 == 0 and facts["emissions"]:
-            spent = {"first_step": step - 99, "last_step": step, "kwh": 1e-4 * facts["energy"], "gco2eq": 0.05 * facts["energy"], "seconds": 1.0}
-            lines += [{"kind": "emissions", "scope": "training", **spent}, {"kind": "emissions", "scope": "evaluation", **spent, "kwh": 1e-5, "gco2eq": 0.005}]
+            spent = {
+                "first_step": step - 99,
+                "last_step": step,
+                "kwh": 1e-4 * facts["energy"],
+                "gco2eq": 0.05 * facts["energy"],
+                "seconds": 1.0,
+            }
+            lines += [
+                {"kind": "emissions", "scope": "training", **spent},
+                {"kind": "emissions", "scope": "evaluation", **spent, "kwh": 1e-5, "gco2eq": 0.005},
+            ]
     return lines
 
 

@@ -30,7 +30,9 @@ def test_groups_are_family_head_and_options_over_seeds(make_run):
 def test_values_are_the_files_and_differences_are_paired(make_run):
     paths = [make_run("linear", seed) for seed in (1, 2, 3)] + [make_run("cosine", seed, level=-0.25, energy=2) for seed in (1, 2, 3)]
     cosine = by_label(compared(*paths))["cosine"]
-    last = [json.loads(text) for text in (paths[3] / "metrics.jsonl").read_text().splitlines() if '"eval"' in text and '"kind": "eval"' in text][-1]
+    last = [
+        json.loads(text) for text in (paths[3] / "metrics.jsonl").read_text().splitlines() if '"eval"' in text and '"kind": "eval"' in text
+    ][-1]
     assert cosine.values["val_nll"][1] == last["val_nll"]
     assert cosine.values["effective_rank"][1] == 5
     assert cosine.values["gco2eq_per_1000_steps"][1] == pytest.approx(1.0)  # 2 x 0.05 g per 100 steps
@@ -80,7 +82,8 @@ def test_what_differs_is_named(make_run, changes, key):
 @pytest.mark.parametrize(
     "old, new, key",
     [("n_layer = 2", "n_layer = 3", "model.n_layer: 3 / 2"), ("warmup_steps = 10", "warmup_steps = 20", "schedule.warmup_steps: 20 / 10"),
-     ("min_lr = 1e-05", "min_lr = 0.0005", "schedule.min_lr / optimizer.learning_rate: 0.5 / 0.01"), ("tokens = 4096", "tokens = 99", "eval.tokens"),
+     ("min_lr = 1e-05", "min_lr = 0.0005", "schedule.min_lr / optimizer.learning_rate: 0.5 / 0.01"),
+     ("tokens = 4096", "tokens = 99", "eval.tokens"),
      ("grad_clip = 1.0", "grad_clip = 0.5", "train.grad_clip"), ("weight_decay = 0.01", "weight_decay = 0.0", "optimizer.weight_decay")],
 )  # fmt: skip
 def test_backbone_schedule_and_tokens_must_agree(make_run, old, new, key):
@@ -138,7 +141,9 @@ def test_blanks_not_crashes(make_run):
     rewrite(paths["manhattan"], [line for line in lines if line["kind"] != "emissions" and line["step"] <= 120])
     (paths["canberra"] / "metrics.jsonl").unlink()
     (paths["canberra"] / "run.json").write_text("{broken")
-    (paths["canberra"] / "config.toml").write_text((paths["linear"] / "config.toml").read_text().replace('name = "linear"', 'name = "canberra"'))
+    (paths["canberra"] / "config.toml").write_text(
+        (paths["linear"] / "config.toml").read_text().replace('name = "linear"', 'name = "canberra"')
+    )
     (paths["canberra"] / "run.json").write_text((paths["linear"] / "run.json").read_text())
     comparison = compared(*paths.values())
     groups = by_label(comparison)

@@ -132,7 +132,9 @@ def test_other_text_of_the_same_vocabulary_is_evaluated(causal, corpus, tmp_path
     assert results["n_tokens"] == len(val) // 4 - 1 and "checksums differ" in out
 
 
-@pytest.mark.parametrize("arguments", [["nowhere"], ["{run}", "--tokens", "0"], ["{run}", "--batch-size", "x"], ["{run}", "--tokenz", "1"], []])
+@pytest.mark.parametrize(
+    "arguments", [["nowhere"], ["{run}", "--tokens", "0"], ["{run}", "--batch-size", "x"], ["{run}", "--tokenz", "1"], []]
+)
 def test_bad_input_is_one_line(causal, arguments):
     with pytest.raises(InputError) as error:
         main([argument.format(run=causal) for argument in arguments])

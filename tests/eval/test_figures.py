@@ -26,7 +26,15 @@ def eight(make_run):
 
 def compare_eight(make_run, heads):
     paths = [
-        make_run(head, seed, options=options, level=0.07 * (5 * index % 8), energy=1 + 0.1 * (3 * index % 8 - 2), hidden=True, name=f"r{index}s{seed}")
+        make_run(
+            head,
+            seed,
+            options=options,
+            level=0.07 * (5 * index % 8),
+            energy=1 + 0.1 * (3 * index % 8 - 2),
+            hidden=True,
+            name=f"r{index}s{seed}",
+        )
         for index, (head, options) in enumerate(heads)
         for seed in (1, 2)
     ]

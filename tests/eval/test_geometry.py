@@ -6,12 +6,18 @@ import torch
 from scipy.spatial.distance import cdist
 
 from eval.geometry import PrototypeGeometry, fixed_sample, nearest_distances, nearest_words
-from heads import build_head
+from heads import HEADS, build_head
 
 
 def head_of(name="euclidean", vocab_size=300, n_embd=12, **options):
     torch.manual_seed(0)
-    return build_head(name, n_embd=n_embd, vocab_size=vocab_size, padded_vocab_size=vocab_size + 20, **({} if name == "linear" else {"exponent": 5.0}) | options)
+    return build_head(
+        name,
+        n_embd=n_embd,
+        vocab_size=vocab_size,
+        padded_vocab_size=vocab_size + 20,
+        **({} if name == "linear" else {"exponent": 5.0}) | options,
+    )
 
 
 def prototypes(head):
@@ -31,6 +37,14 @@ def test_nearest_distances_are_scipys(name, metric, hidden_scale):
         found = nearest_words(head, word)
         assert [other for other, _ in found] == list(expected)
         np.testing.assert_allclose([distance for _, distance in found], between[word][expected], rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in HEADS if name != "linear"])
+def test_every_distance_head_measures_its_own_prototypes(name):
+    head = head_of(name, vocab_size=40, hidden_scale=0.1)
+    between = head.definition(head.weight[:40], head.weight[:40]).detach().double().numpy()
+    np.fill_diagonal(between, np.inf)
+    np.testing.assert_allclose(nearest_distances(head, torch.arange(40)), between.min(1), rtol=2e-3)
 
 
 def test_padded_rows_are_nobodys_neighbours():

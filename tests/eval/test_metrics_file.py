@@ -21,7 +21,9 @@ def evaluation(step, **more):
 
 
 def test_kinds_are_told_apart_and_columns_are_floats(tmp_path):
-    metrics = write(tmp_path / "m.jsonl", evaluation(0, val_nll=5.0), train(1, loss=4), train(2, loss=None), {"kind": "emissions", "kwh": 0.1})
+    metrics = write(
+        tmp_path / "m.jsonl", evaluation(0, val_nll=5.0), train(1, loss=4), train(2, loss=None), {"kind": "emissions", "kwh": 0.1}
+    )
     assert [line["step"] for line in metrics.train] == [1, 2]
     assert metrics.eval[0]["val_nll"] == 5.0 and metrics.emissions == [{"kind": "emissions", "kwh": 0.1}]
     np.testing.assert_array_equal(metrics.column("loss"), [4.0, math.nan])

@@ -74,35 +74,31 @@ def test_only_the_very_same_finished_config_counts_as_done(config_file, tmp_path
 
 
 @pytest.mark.slow
-def test_three_heads_three_seeds_in_one_command_and_again(config_file, tmp_path, execute):
+def test_what_can_be_trained_is_compared_and_kept(config_file, tmp_path, execute):
+    """Two heads x two seeds, and one head that cannot be trained; then the same command again."""
     out = tmp_path / "out"
-    command = ["-m", "eval.sweep", config_file, "--heads", "linear,cosine,euclidean", "--seeds", "1,2,3", "--out", out, "--parallel", 2]
+    heads = "cosine:optimizer.learning_rate=1e30,linear,cosine"
+    command = ["-m", "eval.sweep", config_file, "--heads", heads, "--seeds", "1,2", "--out", out, "--parallel", 2, "--train.max_steps=4"]
     done = execute(*command, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    for seed in (1, 2):
+        name = f"gpt2-cosine-optimizer.learning_rate_1e30-seed{seed}"
+        assert name in done.stderr and f"{name}: FAILED with status 1: error: " in done.stdout
     comparison = json.loads((out / "comparison.json").read_text())
-    assert [(group["label"], list(group["runs"])) for group in comparison["groups"]] == [(h, ["1", "2", "3"]) for h in ("linear", "cosine", "euclidean")]
+    assert [(group["label"], list(group["runs"])) for group in comparison["groups"]] == [("linear", ["1", "2"]), ("cosine", ["1", "2"])]
     for group in comparison["groups"]:
-        assert group["metrics"]["val_nll"]["n"] == group["metrics"]["bits_per_byte"]["n"] == 3
+        assert group["metrics"]["val_nll"]["n"] == group["metrics"]["bits_per_byte"]["n"] == 2
     assert (out / "report.md").exists() and (out / "radar_gpt2.svg").exists()
-    stamps = {path: path.stat().st_mtime_ns for path in out.glob("*/metrics.jsonl")}
-    again = execute(*command, timeout=300)
-    assert again.returncode == 0 and again.stdout.count("was finished") == 9
-    assert {path: path.stat().st_mtime_ns for path in out.glob("*/metrics.jsonl")} == stamps
-
-
-@pytest.mark.slow
-def test_a_failed_run_is_reported_and_does_not_stop_the_rest(config_file, tmp_path, execute):
-    heads = "cosine:optimizer.learning_rate=1e30,linear"
-    done = execute("-m", "eval.sweep", config_file, "--heads", heads, "--seeds", "1", "--out", tmp_path / "out", timeout=300)
-    assert done.returncode == 1
-    assert "gpt2-cosine-optimizer.learning_rate_1e30-seed1" in done.stderr and done.stderr.count("\n") == 1
-    assert "FAILED with status 1" in done.stdout and "gpt2 linear *" in done.stdout
+    stamps = {path: path.stat().st_mtime_ns for path in out.glob("*/eval.json")}
+    again = execute(*command, timeout=600)
+    assert again.returncode == 1 and again.stdout.count("was finished") == 4 and len(stamps) == 4
+    assert {path: path.stat().st_mtime_ns for path in out.glob("*/eval.json")} == stamps
 
 
 @pytest.mark.slow
 def test_a_stopped_sweep_goes_on_where_it_was(config_file, tmp_path, execute):
     out = tmp_path / "out"
-    command = ["-m", "eval.sweep", config_file, "--heads", "linear,cosine", "--seeds", "1", "--out", out, "--train.max_steps=400"]
+    command = ["-m", "eval.sweep", config_file, "--heads", "linear", "--seeds", "1", "--out", out, "--train.max_steps=400"]
     first = execute.start(*command)
     metrics = out / "gpt2-linear-seed1" / "metrics.jsonl"
     deadline = time.monotonic() + 60

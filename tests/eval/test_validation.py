@@ -12,7 +12,7 @@ from data.loader import Batch, BatchShape, validation_batches
 from data.masking import Masking
 from data.token_file import open_dataset
 from eval.validation import mean_nll, perplexity, score, validate
-from heads import build_head
+from heads import HEADS, build_head
 from model import build_model
 from model.language_model import LanguageModel
 
@@ -129,7 +129,15 @@ def test_several_processes_give_one_process_result(val, corpus, tmp_path, execut
     model = language_model("cosine")
     torch.save(model, tmp_path / "model.pt")
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", tmp_path / "script.py", corpus, tmp_path / "model.pt"]
+    command = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={processes}",
+        tmp_path / "script.py",
+        corpus,
+        tmp_path / "model.pt",
+    ]
     done = execute(*command, batch_size, PYTHONPATH=".")
     assert done.returncode == 0, done.stderr
     found = [json.loads(part.partition("END")[0]) for part in done.stdout.split("RESULT")[1:]]
@@ -139,8 +147,9 @@ def test_several_processes_give_one_process_result(val, corpus, tmp_path, execut
         assert_same(results, alone)
 
 
-def test_mean_nll_is_the_same_measure(val):
-    model = language_model("cosine")
+@pytest.mark.parametrize("head", HEADS)
+def test_mean_nll_is_the_same_measure_for_every_head(val, head):
+    model = language_model(head)
     assert mean_nll(model, windows(val, 5)) == pytest.approx(validate(model, windows(val, 4))["val_nll"], rel=1e-6)
 
 
