@@ -22,6 +22,7 @@ from torch import Tensor
 from commands import InputError, command
 from model import BACKBONES
 from model.hf_families import BERT_UNTIED_BIAS, FAMILIES, Family, family_of
+from model.hf_readme import HEAD_README, LANGUAGE_MODEL_README, TRANSFORM_LINES
 
 SOFTMAX_HEAD = "linear"  # the one head that `transformers` has
 NEVER = -1e4  # the logit of a row that is no word: its probability is exactly 0 in float32, and it stays finite in float16
@@ -129,7 +130,8 @@ def write_checkpoint(run, folder: Path) -> str:
         **family.write(section, section.intermediate_size or BACKBONES[section.name].default_intermediate_size(section.n_embd)),
         "vocab_size": run.model.backbone.token_embedding.num_embeddings,
         "bos_token_id": run.meta.eot_id, "eos_token_id": run.meta.eot_id,
-        "target_vocab_size": run.meta.vocab_size, "dtype": "float32",
+        "dtype": "float32",
+        "target_vocab_size": run.meta.vocab_size, "tokenizer_name": run.meta.tokenizer,  # keys of ours, for the way back
     }  # fmt: skip
     if not run.model.backbone.causal:
         mask_token_id = run.config.data.mask_token_id
@@ -197,51 +199,6 @@ def write_folder(folder: Path, config: dict, tensors: dict[str, Tensor], readme:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-LANGUAGE_MODEL_README = """\
-# A language model with a softmax head
-
-```python
-from transformers import AutoModel{auto}
-
-model = AutoModel{auto}.from_pretrained(folder)  # folder: where this file lies
-logits = model(tokens).logits  # tokens (B, T)
-```
-"""
-
-HEAD_README = """\
-# A backbone for `transformers`, and its {head} head
-
-`model.safetensors` is the backbone; `AutoModel` loads it. The {head} head is not a layer that `transformers` has: it lies in
-`head.safetensors`, described by `head.json`, and needs the `heads` package of the toolkit that trained it on the path.
-
-```python
-import json
-
-import torch
-from safetensors.torch import load_file
-from transformers import AutoModel
-
-from heads import build_head
-
-backbone = AutoModel.from_pretrained(folder).eval()  # folder: where this file lies
-about = json.load(open(f"{{folder}}/head.json", encoding="utf-8"))
-tensors = load_file(f"{{folder}}/head.safetensors")
-head = build_head(about["name"], about["n_embd"], about["vocab_size"], about["padded_vocab_size"], **about["options"]).eval()
-head.load_state_dict({{name.removeprefix("head."): value for name, value in tensors.items() if name.startswith("head.")}})
-
-hidden = backbone(tokens).last_hidden_state  # tokens (B, T) -> (B, T, D)
-{transform}log_probs = head.log_probs(hidden)  # (B, T, rows): natural logarithms of probabilities, -inf at rows that are no word
-```
-"""
-
-TRANSFORM_LINES = """\
-hidden = torch.nn.functional.linear(hidden, tensors["transform.dense.weight"], tensors.get("transform.dense.bias"))
-hidden = torch.nn.functional.gelu(hidden)
-scale, shift = tensors["transform.norm.weight"], tensors.get("transform.norm.bias")
-hidden = torch.nn.functional.layer_norm(hidden, scale.shape, scale, shift, 1e-12)
-"""
-
-
 def import_run(name_or_dir: str, directory: Path, tokenizer_name: str | None = None) -> str:
     """Writes a run folder at step 0 with the weights of a `transformers` checkpoint. Returns what was written, in words.
 
@@ -305,6 +262,8 @@ def describe_vocabulary(folder: Path, model_keys: dict, tokenizer_name: str | No
             raise InputError(f"tokenizer {tokenizer_name} has {tokenizer.vocab_size} ids, the checkpoint {rows} rows: it is not its tokenizer")
         words, eot_id = min(words, tokenizer.vocab_size), tokenizer.eot_id
         mask_token_id = tokenizer.mask_token_id if mask_token_id is None else mask_token_id
+    elif "tokenizer_name" in config:  # an export of ours, whose vocabulary is described beside it
+        tokenizer_name = config["tokenizer_name"]
     elif model_keys["name"] == "gpt2" and words == GPT2_WORDS:
         tokenizer_name, eot_id = "gpt2", GPT2_WORDS - 1
     if mask_token_id is None:

@@ -26,7 +26,7 @@ MASK = 61  # 61 words, a mask, two rows of padding
 
 @pytest.mark.parametrize("backbone", BACKBONES)
 @pytest.mark.parametrize("head, options", OPTIONS, ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())))
-def test_one_step(tmp_path, model_section, backbone, head, options):
+def test_one_step(model_section, backbone, head, options):
     torch.manual_seed(0)
     model = LanguageModel(build_model(model_section(backbone)), build_head(head, 32, MASK, 64, **options)).train()
     optimizer = build_optimizer(model, OptimizerConfig(), torch.device("cpu"))

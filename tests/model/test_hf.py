@@ -126,6 +126,29 @@ def test_there_and_back_is_the_same_model(run, tmp_path, name, head):
     torch.testing.assert_close(log_probs(again, tokens), log_probs(ours, tokens), atol=1e-5, rtol=0)
 
 
+def test_the_tokenizer_comes_along(run, tmp_path):
+    ours = run("gpt2", rows=320, words=257)
+    ours.meta.tokenizer = "bytes"
+    write_checkpoint(ours, tmp_path / "export")
+    main(["import", str(tmp_path / "export"), str(tmp_path / "run")])
+    meta = open_run(tmp_path / "run").meta
+    assert (meta.tokenizer, meta.vocab_size, meta.eot_id) == ("bytes", 257, 256)
+    config = json.loads((tmp_path / "export/config.json").read_text(encoding="utf-8"))
+    foreign = {key: value for key, value in config.items() if key not in ("target_vocab_size", "tokenizer_name", "eos_token_id")}
+    (tmp_path / "export/config.json").write_text(json.dumps(foreign), encoding="utf-8")
+    assert open_run(imported(tmp_path / "export", tmp_path / "unknown")).meta.tokenizer is None
+    meta = open_run(imported(tmp_path / "export", tmp_path / "named", "--tokenizer", "bytes")).meta
+    assert (meta.tokenizer, meta.vocab_size, meta.eot_id) == ("bytes", 257, 256)
+    with pytest.raises(InputError, match="tokenizer bytes has 257 ids, the checkpoint 90 rows"):
+        write_checkpoint(run("gpt2"), tmp_path / "small")
+        imported(tmp_path / "small", tmp_path / "wrong", "--tokenizer", "bytes")
+
+
+def imported(source, target, *flags):
+    main(["import", str(source), str(target), *flags])
+    return target
+
+
 def test_both_spellings_of_the_rotary_base_are_read(transformers_model, tmp_path):
     theirs = transformers_model("qwen2")
     theirs.save_pretrained(tmp_path)
