@@ -237,4 +237,5 @@ def _common_unit(h, w, power):
 
 
 def _largest(rows):
-    return torch.linalg.vector_norm(rows, ord=torch.inf)
+    smallest, largest = torch.aminmax(rows)
+    return torch.maximum(largest, -smallest)

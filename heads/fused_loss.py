@@ -17,7 +17,7 @@ from heads.kernels import Kernel
 
 # Numbers in one (rows, V) buffer: two such buffers and small change make up the memory of a kernel-A loss on a CPU. On CUDA a chunk has
 # to be large enough to fill the device.
-CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**27}
+CHUNK_ELEMENTS = {"cpu": 6_500_000, "cuda": 2**27}
 # With fewer rows than this a matrix product reads the prototypes too often; with many words the buffers grow instead.
 MINIMUM_ROWS = {"cpu": 64, "cuda": 256}
 
@@ -134,26 +134,29 @@ class _Work:
         ratio = self.ratio(rows)
         z = self.link.logits(u, ratio, self.sharpness)
         smoothing, targets = self.smoothing, targets[:, None]
-        at_target = z.gather(1, targets).mul_(1 - smoothing)
+        z_target = z.gather(1, targets)
+        expected = z_target * (1 - smoothing)  # sum_k t_k z_k
         if smoothing:
-            at_target += z.mean(1, keepdim=True).mul_(smoothing)
-        largest = z.amax(1, keepdim=True)
-        z.sub_(largest)
+            expected += z.mean(1, keepdim=True).mul_(smoothing)
         learns_sharpness = self.grads is not None and self.grads.sharpness is not None
-        mean_z = _mean_under_softmax(z) if learns_sharpness else None
-        e = z.exp_()  # unnormalised probabilities
-        e_target = e.gather(1, targets)
-        others = e.scatter_(1, targets, 0).sum(1, keepdim=True)  # (n, 1), apart: p - 1 of a target with p near 1 keeps its digits
-        total = others + e_target
-        loss = total.log().add_(largest).sub_(at_target)  # (n, 1)
-        if learns_sharpness:  # dL/dn = sum_k (p_k - t_k) z_k / n
-            self.grads.sharpness.add_(((mean_z + largest - at_target) * weights).sum() / self.sharpness)
+        mean = _mean_under_softmax(z) if learns_sharpness else None
+        p = torch.softmax(z, 1, out=z)
+        p_target = p.gather(1, targets)
+        log_sum = z_target - p_target.log()
+        far = (p_target < 1e-20).nonzero()[:, 0]  # a probability that small has lost its digits, or is 0
+        if len(far):
+            z_far = self.link.logits(u[far], None if ratio is None else ratio[far], self.sharpness)
+            log_sum[far] = torch.logsumexp(z_far, 1, keepdim=True)
+        if learns_sharpness:  # dL/ds = sum_k (p_k - t_k) z_k / s
+            self.grads.sharpness.add_(((mean - expected) * weights).sum() / self.sharpness)
         if self.grads is not None:
-            e.scatter_(1, targets, smoothing * total - others)
+            # p_y - t_y from the sum of the others: for p near 1, p - 1 would keep no digits.
+            others = p.scatter_(1, targets, 0).sum(1, keepdim=True)
+            p.scatter_(1, targets, smoothing - others)
             if smoothing:
-                e.sub_(total * (smoothing / e.shape[1]))
-            self.add_gradients(rows, e, (u, ratio, floored), weights / total)
-        return loss.mul_(weights)[:, 0]
+                p.sub_(smoothing / p.shape[1])
+            self.add_gradients(rows, p, (u, ratio, floored), weights)
+        return (log_sum - expected).mul_(weights)[:, 0]
 
     def add_gradients(self, rows, grad, at, weights):
         """grad: dL/dz (n, V) but for the factors weights (n, 1), overwritten; at: (u, ratio, floored) of the chunk."""
@@ -172,9 +175,11 @@ class _Work:
         self.pairs.backward(self.x[rows], u, grad, weights, (self.grads.x[rows], self.grads.y[: len(self.y)]))
 
     def start_gradients(self, needs):
-        grads = [torch.zeros_like(tensor) if need else None for tensor, need in zip(self.operands, needs)]
-        grads[:2] = (torch.zeros_like(tensor) if grad is None else grad for tensor, grad in zip(self.operands, grads[:2]))
-        self.grads = Operands(*grads)
+        self.grads = Operands(
+            torch.zeros_like(self.operands.x),
+            self.pairs.gradient_buffer(self.operands.y, will_be_written=len(self.x) > 0),
+            *(torch.zeros_like(tensor) if need else None for tensor, need in zip(self.operands[2:], needs[2:])),
+        )
 
     def gradients(self):
         parameter = self.pairs.finish(self.grads.y[: len(self.y)])
@@ -182,9 +187,5 @@ class _Work:
 
 
 def _mean_under_softmax(z):
-    """sum_k softmax(z)_k z_k of z (n, V) with row maxima 0 -> (n, 1), a few rows at a time."""
-    parts = []
-    for rows in z.split(8):
-        e = rows.exp()
-        parts.append(torch.linalg.vecdot(e, rows)[:, None] / e.sum(1, keepdim=True))
-    return torch.cat(parts)
+    """sum_k softmax(z)_k z_k of z (n, V) -> (n, 1), a few rows at a time."""
+    return torch.cat([torch.linalg.vecdot(torch.softmax(rows, 1), rows) for rows in z.split(8)])[:, None]

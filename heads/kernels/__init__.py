@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -38,6 +39,10 @@ class Pairs:
     def backward(self, x: Tensor, u: Tensor, grad_u: Tensor, weights: Tensor, grads: tuple[Tensor, Tensor]) -> None:
         """As Kernel.backward for the chunk last given to `values`, with gradient weights (n, 1) * grad_u; grad_u may be overwritten."""
         self.kernel.backward(x, self.y, u, grad_u.mul_(weights), *grads)
+
+    def gradient_buffer(self, y: Tensor, will_be_written: bool) -> Tensor:
+        """A buffer for the gradient of y (rows, D), of which `backward` (called, if `will_be_written`) gets the first V rows."""
+        return torch.zeros_like(y)
 
     def finish(self, grad_y: Tensor) -> Tensor | None:
         """Adds to grad_y what was put off until all chunks were seen; returns the gradient of the kernel's parameter."""

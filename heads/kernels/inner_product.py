@@ -70,6 +70,7 @@ class InnerProductPairs(Pairs):
         self.y_forward = self.y.to(dtype) if y.is_cuda and dtype in (torch.bfloat16, torch.float16) else self.y
         self.y_backward = self.y.to(low)
         self.buffer = self.y.new_empty(0)
+        self.overwrite = False
         self.columns = self.y.new_zeros(len(y))  # (V,) sums of G over the tokens
 
     def product(self, x: Tensor) -> Tensor:
@@ -82,13 +83,24 @@ class InnerProductPairs(Pairs):
             return torch.mm(x, self.y.t(), out=out)
         return torch.mm(x.to(self.y_forward.dtype), self.y_forward.t(), out_dtype=torch.float32)
 
-    def pull(self, grad: Tensor, x: Tensor, grad_y: Tensor, alpha: float = 1.0) -> Tensor:
-        """Adds alpha * grad^T x to grad_y and returns grad Y (n, D), for grad (n, V)."""
+    def gradient_buffer(self, y, will_be_written):
+        if not will_be_written:
+            return torch.zeros_like(y)
+        buffer = torch.empty_like(y)  # the first product overwrites it: zeros need not be written and read again
+        buffer[len(self.y) :] = 0
+        self.overwrite = True
+        return buffer
+
+    def pull(self, grad: Tensor, x: Tensor, grad_y: Tensor) -> Tensor:
+        """Adds grad^T x to grad_y and returns grad Y (n, D), for grad (n, V). Must come before anything else is added to grad_y."""
         grad = grad.to(self.y_backward.dtype)
+        beta, self.overwrite = 0 if self.overwrite else 1, False
         if grad.dtype == grad_y.dtype:
-            grad_y.addmm_(grad.t(), x, alpha=alpha)
+            grad_y.addmm_(grad.t(), x, beta=beta)
+        elif beta == 0:
+            grad_y.copy_(torch.mm(grad.t(), x.to(grad.dtype)))
         else:
-            grad_y.add_(torch.mm(grad.t(), x.to(grad.dtype)), alpha=alpha)
+            grad_y.add_(torch.mm(grad.t(), x.to(grad.dtype)))
         return torch.mm(grad, self.y_backward).to(grad_y.dtype)
 
 
@@ -138,19 +150,20 @@ class SquaredDistancePairs(InnerProductPairs):
 
     def backward(self, x, u, grad_u, weights, grads):
         grad_x, grad_y = grads
-        for i, k in self.close:  # differences taken before they are multiplied by a G that is large where they are small
-            difference = x[i] - self.y[k]  # (pairs, D)
-            grad = (grad_u[i, k][:, None] * weights[i]).mul(difference)
-            self.metric_gradient(difference, grad)
-            grad = self.apply(grad).mul_(2)
-            grad_x.index_add_(0, i, grad)
-            grad_y.index_add_(0, k, grad, alpha=-1)
+        close = [(i, k, grad_u[i, k][:, None] * weights[i]) for i, k in self.close]
+        for i, k, _ in close:
             grad_u[i, k] = 0
         self.columns += torch.mv(grad_u.t(), weights[:, 0])
-        towards = self.pull(grad_u, self.apply(x) * weights, grad_y, alpha=-2).mul_(weights)  # (n, D)
+        towards = self.pull(grad_u, self.apply(x) * (-2 * weights), grad_y).mul_(weights)  # (n, D)
         weighted = x * (grad_u.sum(1, keepdim=True) * weights)
         self.metric_gradient(x, weighted - 2 * towards)
         grad_x.add_(self.apply(weighted - towards), alpha=2)
+        for i, k, grad in close:  # differences taken before they are multiplied by a G that is large where they are small
+            difference = x[i] - self.y[k]  # (pairs, D)
+            self.metric_gradient(difference, grad * difference)
+            grad = self.apply(grad * difference).mul_(2)
+            grad_x.index_add_(0, i, grad)
+            grad_y.index_add_(0, k, grad, alpha=-1)
 
     def finish(self, grad_y):
         for rows, columns, grad in zip(blocks(self.y), blocks(self.columns[:, None], self.y.shape[1]), blocks(grad_y)):
@@ -177,15 +190,16 @@ class CosinePairs(InnerProductPairs):
     def backward(self, x, u, grad_u, weights, grads):
         grad_x, grad_y = grads
         inverse = inverse_norm(x)
-        for i, k in self.close:
+        close = [(i, k, grad_u[i, k][:, None] * weights[i]) for i, k in self.close]
+        for i, k, _ in close:
+            grad_u[i, k] = 0
+        towards = self.pull(grad_u.mul_(self.inverse), x * (-weights * inverse), grad_y).mul_(weights * inverse)
+        grad_x += (towards * x).sum(1, keepdim=True) * inverse.square() * x - towards
+        for i, k, grad in close:
             a, b = unit(x[i].double()), unit(self.y[k].double())  # (pairs, D)
-            grad, u_pairs = (grad_u[i, k] * weights[i, 0])[:, None], (a - b).square().sum(1, keepdim=True) / 2
+            u_pairs = (a - b).square().sum(1, keepdim=True) / 2
             grad_x.index_add_(0, i, (a - b - a * u_pairs).to(x.dtype) * (grad * inverse[i]))
             grad_y.index_add_(0, k, (b - a - b * u_pairs).to(x.dtype) * (grad * self.inverse[k, None]))
-            grad_u[i, k] = 0
-        x = x * inverse
-        towards = self.pull(grad_u.mul_(self.inverse), x * weights, grad_y, alpha=-1).mul_(weights * inverse)
-        grad_x += (towards * x).sum(1, keepdim=True) * x - towards
 
     def finish(self, grad_y):
         for rows, inverse, grad in zip(blocks(self.y), blocks(self.inverse[:, None], self.y.shape[1]), blocks(grad_y)):
