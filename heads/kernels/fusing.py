@@ -12,7 +12,7 @@ import torch
 
 FUSED_DEVICES = ("cpu", "cuda")
 
-_fused = {}  # (device type, formula, kernel) -> compiled formula
+_fused = {}  # (device type, formula, kernel, D, threads) -> compiled formula
 _broken = set()  # device types on which torch.compile has failed
 
 
@@ -24,7 +24,7 @@ def fused(formula, kernel, width, device, pair_arguments):
     """
     if device.type not in FUSED_DEVICES or device.type in _broken:
         return None
-    key = (device.type, formula, kernel, width)
+    key = (device.type, formula, kernel, width, torch.get_num_threads())  # the C++ loops are generated for a number of threads
     if key not in _fused:
         example = _example(width, device, pair_arguments)
         formula(kernel, *example)  # an error here is the formula's own: it must not pass for the compiler's

@@ -179,8 +179,7 @@ class CosinePairs(InnerProductPairs):
         self.one = self.y.new_ones(())
 
     def values(self, x):
-        x = x * inverse_norm(x)
-        product = self.product(x)
+        product = self.product(x * inverse_norm(x))
         u = torch.addcmul(self.one, product, self.inverse, value=-1, out=product)
         self.close = cancelled(u, CANCELLED, lambda rows: CANCELLED)
         for i, k in self.close:  # in float64: rounded unit vectors are themselves 1e-7 apart
