@@ -41,6 +41,7 @@ test: .venv/ready-dev
 define install
 @test -n "$(PYTHON)" || { echo "error: needs Python 3.11, 3.12 or 3.13 with its venv module (on Debian: apt install python3-venv)" >&2; exit 2; }
 @$(RUN) -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
+@echo "Installing $(1) into .venv: once, and a few minutes the first time"
 $(RUN) -m pip install --quiet --disable-pip-version-check --requirement $(1)
 @touch $@
 endef
