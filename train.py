@@ -29,12 +29,13 @@ from model.pretrained import load_pretrained
 from training.checkpoint import Checkpoints, load_model
 from training.distributed import World, connect
 from training.emissions import EmissionsMeter
-from training.energy import this_node
+from training.energy import check_country, this_node
 from training.optimizer import build_optimizer, gradient_norms, learning_rate
 from training.precision import Precision, compile_backbone
 from training.randomness import seed_torch
 from training.record import Record, check_folder, peak_memory_mb
 from training.trackers import build_trackers, check_trackers
+from training.utilization import flops_per_token, peak_flops
 
 MAX_SKIPS = 20  # float16 overflows in a row before the run stops: the scale has then shrunk a million-fold
 
@@ -68,6 +69,7 @@ class Training:
         self.world, self.checkpoints = world, checkpoints
         self.precision = Precision(config.train.precision, world.device)
         check_trackers(config.log)
+        check_country(config.emissions)
         self.dataset = open_dataset(config.data.dataset)
         stored = load_config(checkpoints.folder.parent / "config.toml") if found else None
         config = runs.resolve(config, self.dataset.meta, stored.schedule if stored else None)
@@ -153,7 +155,8 @@ class Training:
         return {
             "loss": loss, "lr": rate, "grad_norm": norm, "grad_norm_head": norm_head, "grad_norm_backbone": norm_backbone,
             "tokens": (self.step + 1) * tokens_per_step, "step_ms": 1e3 * seconds, "tokens_per_s": tokens_per_step / seconds,
-            "memory_mb": peak_memory_mb(self.world.device), "exponent": self.model.head.exponent_value, "skipped": skipped,
+            "mfu": self.utilization(tokens_per_step / seconds), "memory_mb": peak_memory_mb(self.world.device),
+            "exponent": self.model.head.exponent_value, "skipped": skipped,
         }  # fmt: skip
 
     def attempt(self, batches: list) -> tuple[float, float, float, float] | None:
@@ -259,6 +262,11 @@ class Training:
 
     def first_hidden_states(self) -> "HiddenStates":
         return HiddenStates(self.model.backbone, self.loader.batches(0), self.precision)
+
+    def utilization(self, tokens_per_s: float) -> float | None:
+        """Share of the devices' peak, None where it is not known."""
+        peak = peak_flops(self.world.device, self.precision.dtype)
+        return peak and tokens_per_s * flops_per_token(self.model, self.config.model) / (peak * self.world.size)
 
     def one_pass(self) -> None:
         """A forward and backward pass that leaves nothing behind."""

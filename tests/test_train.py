@@ -262,6 +262,7 @@ BAD = {
     "unknown head": (["--head.name=cosinus"], "cosinus.*cosine"),
     "misspelt key": (["--train.batchsize=8"], "train.batch_size"),
     "wrong type": (["--train.batch_size=abc"], "batch_size.*whole number"),
+    "no such country": (["--emissions.enabled=true", "--emissions.country_iso_code=FRB"], "has no data for it; did you mean"),
     "no cuda": (["--train.device=cuda"], "no cuda device"),
     "no dataset": (["--data.dataset=/nowhere"], "python -m data.prepare"),
     "block too long": (["--model.block_size=1000000"], "block_size"),

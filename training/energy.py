@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from commands import InputError
 
@@ -140,6 +140,12 @@ class CodeCarbon:
             "gpu_ids": list(self.gpu_ids),
             "hardware": {key: hardware.get(key) for key in ("cpu_model", "cpu_count", "gpu_model", "ram_total_size")},
         }
+
+
+def check_country(settings: Any) -> None:
+    """Raises InputError if the [emissions] section names a country that CodeCarbon has no data of."""
+    if settings.enabled and settings.country_iso_code is not None:
+        grid_intensity(settings.country_iso_code)
 
 
 def grid_intensity(country: str | None) -> float:

@@ -20,7 +20,7 @@ from training.checkpoint import write_text
 
 PACKAGES = ("torch", "numpy", "scipy", "tiktoken", "datasets", "codecarbon", "safetensors")
 COLUMNS = {  # of the terminal's line, in this order: key -> format
-    "loss": "loss {:.4f}", "lr": "lr {:.2e}", "grad_norm": "grad_norm {:.3f}", "step_ms": "{:.0f} ms", "tokens_per_s": "{:,.0f} tokens/s",
+    "loss": "loss {:.4f}", "lr": "lr {:.2e}", "grad_norm": "grad_norm {:.3f}", "step_ms": "{:.0f} ms", "tokens_per_s": "{:,.0f} tokens/s", "mfu": "mfu {:.3f}",
     "memory_mb": "{:,.0f} MB", "train_nll": "train_nll {:.4f}", "val_nll": "val_nll {:.4f}", "val_perplexity": "perplexity {:.3f}",
     "val_accuracy": "accuracy {:.4f}", "effective_rank": "effective_rank {:.1f}", "pca5": "pca5 {:.3f}",
 }  # fmt: skip
