@@ -63,7 +63,7 @@ class TileKernel(Kernel):
     def backward(self, x, y, u, grad_u, grad_x, grad_y):
         """Adds the gradient of sum(grad_u * u) to the buffers grad_x (n, D) and grad_y (m, D), float32 or float64, in place.
 
-        x, y, u: as given to and returned by `pairwise`; grad_u (n, m).
+        x, y, u: as given to and returned by `pairwise`, though values of u may have been raised to a floor; grad_u (n, m).
         """
         wide = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
@@ -91,9 +91,7 @@ def _tiles_of(dtype, *parts):
 def _plan(formula, kernel, x, y, pair_arguments):
     """The function to run per tile (fused where that pays and works) and the (rows, columns) slices to run it on."""
     n, m, width = len(x), len(y), x.shape[1]
-    step = None
-    if x.dtype != torch.float64 and n * m * width >= FUSE_FROM:
-        step = fused(formula, kernel, width, x.device, pair_arguments)
+    step = fused(formula, kernel, x, pair_arguments) if n * m * width >= FUSE_FROM else None
     if step is not None:
         tile = FUSED_TILE[x.device.type]
         columns = tile.elements // width
@@ -195,6 +193,6 @@ class SmoothMaximum(TileKernel):
 def _power(t, exponent):
     """t ** exponent, t >= 0. Small multiples of 1/2 take multiplications and one square root, others half the time of a general power."""
     whole = int(exponent)
-    if exponent - whole not in (0, 0.5) or whole > 4:
+    if exponent - whole not in (0, 0.5) or whole > 8:
         return (exponent * t.log()).exp()
     return math.prod([t] * whole + [t.sqrt()] * (exponent > whole))

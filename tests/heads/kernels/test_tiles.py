@@ -158,6 +158,17 @@ def test_tied_maxima_share_the_gradient():
     assert grad_x.tolist() == [[2, -2, 0, 2]] and grad_y.tolist() == [[-2, 2, 0, -2]]
 
 
+@pytest.mark.parametrize("kernel", [Maximum(), SmoothMaximum(4.0)], ids=repr)
+def test_a_floored_value_passes_no_gradient(kernel):
+    x, y, grad_u = rows(5, 33, 1), rows(9, 33, 2), rows(5, 9, 3)
+    u, grad_x, grad_y = kernel.pairwise(x, y), torch.zeros(5, 33), torch.zeros(9, 33)
+    u[2], u[4] = 1e3, 1e30
+    kernel.backward(x, y, u, grad_u, grad_x, grad_y)
+    assert torch.equal(grad_x[[2, 4]], torch.zeros(2, 33)) and (grad_x[[0, 1, 3]] != 0).any(1).all()
+    without = gradients(kernel, x[[0, 1, 3]], y, grad_u[[0, 1, 3]])[1]
+    torch.testing.assert_close(grad_y, without, rtol=1e-5, atol=1e-5)
+
+
 def test_smooth_maximum_lies_between_mean_and_maximum():
     x, y = rows(5, 33, 1), rows(9, 33, 2)
     largest, mean = Maximum().pairwise(x, y), PowerSum(1).pairwise(x, y) / 33
