@@ -31,6 +31,10 @@ class Group:
     def is_baseline(self) -> bool:
         return self.baseline is self
 
+    @property
+    def masked(self) -> bool:
+        return any(run.masked for run in self.runs.values())
+
     def summary(self, metric: str) -> Summary:
         return summarize(list(self.values[metric].values()))
 
@@ -156,19 +160,28 @@ def identity(run: RunFolder) -> dict[str, object]:
 
 
 def name_groups(groups: list[Group]) -> None:
-    """Labels: the head's name, and of its options those in which groups of that name differ."""
+    """Labels: the head's name, and as few of its options as tell it from the other groups of that name."""
     for group in groups:
-        namesakes = [dict(other.options) for other in groups if other.family == group.family and other.head == group.head]
-        options = dict(group.options)
-        parts = []
-        for key in sorted({key for other in namesakes for key in other}):
-            if len({repr(other.get(key)) for other in namesakes}) > 1 and key in options:
-                value = options[key]
-                parts.append(key if value is True else f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}")
-        rates = {other.learning_rate for other in groups if other.family == group.family and other.head == group.head}
-        if len(rates) > 1:
-            parts.append(f"lr {group.learning_rate:g}")
+        namesakes = [other for other in groups if (other.family, other.head) == (group.family, group.head)]
+        options = {id(other): dict(other.options) | {"lr": other.learning_rate} for other in namesakes}
+        keys = sorted(
+            {key for one in options.values() for key in one}, key=lambda key: (any(key not in one for one in options.values()), key)
+        )
+        chosen: list[str] = []
+        for key in keys:  # those that all of them have come first
+            if len(distinct(options, [*chosen, key])) > len(distinct(options, chosen)):
+                chosen.append(key)
+        mine = options[id(group)]
+        parts = [described(key, mine[key]) for key in chosen if key in mine]
         group.label = group.head + (f" ({', '.join(parts)})" if parts else "")
+
+
+def distinct(options: dict[int, dict], keys: list[str]) -> set[tuple]:
+    return {tuple(repr(one.get(key)) for key in keys) for one in options.values()}
+
+
+def described(key: str, value: object) -> str:
+    return key if value is True else f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
 
 
 def remarks(groups: list[Group]) -> list[str]:

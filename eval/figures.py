@@ -279,7 +279,7 @@ def legend(figure: Figure, groups: list[Group], look: dict[str, Look], lines: bo
 
 
 def titled(group: Group, run: RunFolder) -> str:
-    return textwrap.fill(f"{group.label}, seed {run.seed}", TITLE_WIDTH)
+    return textwrap.fill(f"{group.label}, seed\N{NO-BREAK SPACE}{run.seed}", TITLE_WIDTH)
 
 
 def finite(value: float | None) -> bool:

@@ -19,6 +19,7 @@ AXES = {  # metric -> what stands at its spoke; which way is better is METRICS'
     "speed": "speed (steps)",
     "gco2eq_per_1000_steps": "emissions\n(g per 1,000 steps)",
 }
+PSEUDO = "pseudo-perplexity"  # of masked positions
 INNERMOST = 0.15  # radius of the worst group: at the centre, the axes could not be told apart
 VALUES_PER_COLUMN = 4
 WIDTH, CHART_HEIGHT, CIRCLE, LEGEND_ROW = 11, 8.4, 5.3, 0.24  # inches
@@ -52,7 +53,8 @@ def radar(groups: list[Group], look: dict) -> Figure | None:
         x, y = radius * np.cos(angles), radius * np.sin(angles)
         panel.plot(np.append(x, x[0]), np.append(y, y[0]), color=style.colour, linestyle=style.line, marker=style.marker, markersize=6)
     for axis, angle in zip(axes, angles, strict=True):
-        panel.add_artist(spoke(axis, means[axis], angle, [look[group.label] for group in groups]))
+        name = AXES[axis].replace("perplexity", PSEUDO) if groups[0].masked else AXES[axis]
+        panel.add_artist(spoke((name, METRICS[axis].format), means[axis], angle, [look[group.label] for group in groups]))
     figure.legend(handles=handles, loc="lower center", ncols=columns, handlelength=3.2)
     figure.text(0.5, 1 - 0.15 / height, f"{groups[0].family}: outward is better", ha="center", va="top", fontsize=13, fontweight="bold")
     return figure
@@ -76,14 +78,15 @@ def circle(radius: float) -> tuple[np.ndarray, np.ndarray]:
     return radius * np.cos(turn), radius * np.sin(turn)
 
 
-def spoke(axis: str, values: list[float | None], angle: float, styles: list) -> AnnotationBbox:
-    """The axis' name and, in columns, every group's marker and raw value, set outside the circle."""
+def spoke(axis: tuple[str, str], values: list[float | None], angle: float, styles: list) -> AnnotationBbox:
+    """`axis` is its name and its numbers' format; the name and, in columns, every group's marker and raw value, set outside the circle."""
+    title, form = axis
     cells = []
     for style, value in zip(styles, values, strict=True):  # dark numbers: pale colours carry a marker, not a text
         marker = TextArea(style.glyph, textprops={"color": style.colour, "fontsize": 9})
-        cells.append(HPacker(children=[marker, TextArea(raw(value, METRICS[axis].format), textprops={"fontsize": 9})], pad=0, sep=3))
+        cells.append(HPacker(children=[marker, TextArea(raw(value, form), textprops={"fontsize": 9})], pad=0, sep=3))
     columns = [VPacker(children=cells[at : at + VALUES_PER_COLUMN], pad=0, sep=3) for at in range(0, len(cells), VALUES_PER_COLUMN)]
-    name = TextArea(AXES[axis], textprops={"fontweight": "bold", "fontsize": 10, "multialignment": "center"})
+    name = TextArea(title, textprops={"fontweight": "bold", "fontsize": 10, "multialignment": "center"})
     box = VPacker(children=[name, HPacker(children=columns, pad=0, sep=10, align="top")], pad=0, sep=4, align="center")
     x, y = np.cos(angle), np.sin(angle)
     return AnnotationBbox(

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 
 from eval.comparison import Comparison, Group
+from eval.radar import PSEUDO
 from eval.run_metrics import METRICS
 from eval.statistics import SEEDS_FOR_A_TEST, SPIKE, Difference, spikes
 
@@ -120,7 +121,7 @@ def report(comparison: Comparison, figures: list[str]) -> str:
 def overview(comparison: Comparison, groups: list[Group]) -> list[str]:
     """Metrics down, groups across."""
     head = ["metric", *(group.label + (" (baseline)" if group.is_baseline else "") for group in groups)]
-    rows = [[with_unit(key), *(mean_and_spread(group, key) for group in groups)] for key in comparison.metrics()]
+    rows = [[with_unit(key, groups[0].masked), *(mean_and_spread(group, key) for group in groups)] for key in comparison.metrics()]
     rows.insert(0, ["seeds", *(str(len(group.runs)) for group in groups)])
     rows.insert(1, ["learning rate", *(f"{group.learning_rate:g}" for group in groups)])
     return markdown(head, rows)
@@ -132,7 +133,7 @@ def differences(comparison: Comparison, groups: list[Group]) -> list[str]:
         for key in comparison.metrics():
             difference = group.difference(key)
             if difference and difference.mean is not None and key not in ("gradient_stability", "speed"):  # are differences already
-                rows.append([group.label, METRICS[key].label, *difference_cells(key, difference)])
+                rows.append([group.label, named(key, group.masked), *difference_cells(key, difference)])
     if not rows:
         return ["There is no group to compare with a baseline."]
     return markdown(["group", "metric", "difference", "95 % interval", "n", "p"], rows)
@@ -178,9 +179,14 @@ def mean_and_spread(group: Group, key: str) -> str:
     return text + (f" (n = {summary.n})" if summary.n != len(group.runs) else "")
 
 
-def with_unit(key: str) -> str:
-    metric = METRICS[key]
-    return metric.label + (f" ({metric.unit})" if metric.unit else "")
+def with_unit(key: str, masked: bool) -> str:
+    unit = METRICS[key].unit
+    return named(key, masked) + (f" ({unit})" if unit else "")
+
+
+def named(key: str, masked: bool) -> str:
+    """The metric's name; a masked-LM run has no perplexity of a language model."""
+    return METRICS[key].label.replace("perplexity", PSEUDO) if masked else METRICS[key].label
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> list[str]:

@@ -33,7 +33,7 @@ METRICS = {
     "pca5": Metric("PCA5", "share of variance", 1, ".4f", counted_by="n_pca"),
     "pca90": Metric("PCA@90", "components", -1, counted_by="n_pca"),
     "pc2_ev": Metric("PC2 EV", "share of variance", 1, ".4f", counted_by="n_pca"),
-    "gradient_stability": Metric("gradient stability", "", 1, ".3f"),
+    "gradient_stability": Metric("gradient stability", "", 1),
     "gradient_variance": Metric("variance of the gradient norm", "", -1),
     "gradient_cv": Metric("gradient norm: std / mean", "", -1, ".3f"),
     "clipped_share": Metric("clipped steps", "share of steps", 0, ".4f"),

@@ -27,6 +27,14 @@ def test_groups_are_family_head_and_options_over_seeds(make_run):
     assert [group.is_baseline for group in comparison.groups] == [True, False, False, False]
 
 
+def test_labels_are_as_short_as_they_can_be(make_run):
+    harmonic = {"link": "harmonic", "exponent": "auto", "exponent_spread": 0.5, "hidden_scale": 1.0}
+    paths = [make_run("linear", 1), make_run("cosine", 1, options=harmonic, name="h")]
+    paths += [make_run("cosine", 1, options={"link": "gibbs", "tau": tau, "hidden_scale": 1.0}, name=f"g{tau}") for tau in (0.1, 0.5)]
+    labels = [group.label for group in compared(*paths).groups]
+    assert labels == ["linear", "cosine (link harmonic)", "cosine (link gibbs, tau 0.1)", "cosine (link gibbs, tau 0.5)"]
+
+
 def test_values_are_the_files_and_differences_are_paired(make_run):
     paths = [make_run("linear", seed) for seed in (1, 2, 3)] + [make_run("cosine", seed, level=-0.25, energy=2) for seed in (1, 2, 3)]
     cosine = by_label(compared(*paths))["cosine"]

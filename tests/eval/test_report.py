@@ -90,3 +90,10 @@ def test_the_terminals_table_is_aligned(comparison):
     lines = terminal_table(comparison).splitlines()
     assert len({len(line) for line in lines[:3]}) == 1
     assert "gpt2 linear *" in lines[1] and any(line.startswith("note: ") for line in lines)
+
+
+def test_masked_models_have_a_pseudo_perplexity(make_run):
+    paths = [make_run(head, 1, family=family) for family in ("gpt2", "bert") for head in ("linear", "cosine")]
+    causal, masked = report(compare([read_run(path) for path in paths], read_run(paths[0])), []).split("## bert")
+    assert "| val perplexity |" in causal and "pseudo-perplexity |" not in causal
+    assert "| val pseudo-perplexity |" in masked and "| val perplexity |" not in masked
