@@ -118,7 +118,7 @@ def score(
 
 def score_positions(head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Summed NLL and number of right top-1 words, 0-dim float64; hidden (N, D), targets (N,). Never holds N x V."""
-    chunk = max(1, LOG_PROBS_AT_ONCE[hidden.device.type] // head.weight.shape[0])
+    chunk = max(1, LOG_PROBS_AT_ONCE.get(hidden.device.type, LOG_PROBS_AT_ONCE["cpu"]) // head.weight.shape[0])
     nll, correct = accumulators(head, 2)
     for rows, words in zip(hidden.split(chunk), targets.split(chunk), strict=True):
         log_probs = head.log_probs(rows)  # (chunk, rows of the vocabulary)
