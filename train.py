@@ -84,9 +84,12 @@ class Training:
         self.optimizer = build_optimizer(self.model, config.optimizer, world.device)
 
         self.step, self.best_step, self.best_nll = 0, None, math.inf
+        self.geometry = PrototypeGeometry()
         if found:
             runs.check_resume(config, stored, (found[1]["sequences_per_step"], self.shape.global_batch_size))
             self.load(*found)
+            if self.step % config.eval.interval == 0:
+                self.geometry.remember(self.model.head)
         else:
             if config.model.init_from:
                 load_pretrained(self.model, config)
@@ -99,7 +102,6 @@ class Training:
             devices = [world.device] if world.device.type == "cuda" else None
             self.wrapped = DistributedDataParallel(self.model, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True)
 
-        self.geometry = PrototypeGeometry()
         self.record = Record(checkpoints.folder.parent, world.is_main, config.log.interval)
         self.meter = None  # of emissions; begins with run()
 
@@ -239,6 +241,7 @@ class Training:
 
     def begin(self, resumed: bool) -> None:
         about = {"dataset": dataclasses.asdict(self.dataset.meta), "seed": self.config.seed, "world_size": self.world.size}
+        about["objective"] = "causal" if self.masking is None else "masked"
         about["parameters"] = sum(parameter.numel() for parameter in self.model.parameters())
         self.record.begin(to_toml(self.config), about, (self.step, self.config.train.max_steps), resumed)
         settings = {**dataclasses.asdict(self.config), "world_size": self.world.size}

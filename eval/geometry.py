@@ -26,10 +26,10 @@ class PrototypeGeometry:
         norms = words.norm(dim=1)
         quantiles = torch.quantile(norms, torch.tensor(QUANTILES, device=norms.device) / 100).tolist()
         nearest = nearest_distances(head, fixed_sample(head.vocab_size).to(norms.device))
-        now, moved_less = words.cpu().clone(), None
-        if self.before is not None:
-            moved_less = ((now - self.before).norm(dim=1) < MOVED * self.before.norm(dim=1)).float().mean().item()
-        self.before = now
+        before, now = self.before, self.remember(head)
+        moved_less = None
+        if before is not None:
+            moved_less = ((now - before).norm(dim=1) < MOVED * before.norm(dim=1)).float().mean().item()
         return {
             "norm_mean": norms.mean().item(),
             "norm_quantiles": dict(zip(map(str, QUANTILES), quantiles, strict=True)),
@@ -37,6 +37,11 @@ class PrototypeGeometry:
             "moved_less_share": moved_less,
             "sample": min(SAMPLE, head.vocab_size),
         }
+
+    def remember(self, head: nn.Module) -> Tensor:
+        """Takes the prototypes as they are for those of the last evaluation; returns the copy."""
+        self.before = head.weight[: head.vocab_size].detach().float().cpu().clone()
+        return self.before
 
 
 def fixed_sample(vocab_size: int) -> Tensor:
