@@ -44,9 +44,10 @@ class DistanceHead(Head):
         self._check()
         self.harmonic = self.settings["link"] == "harmonic"
         scale = self.settings["hidden_scale"]
-        self.register_buffer("scale", torch.tensor(math.nan if scale == "auto" else float(scale)))
+        self.register_buffer("scale", torch.tensor(1.0 if scale == "auto" else float(scale)))
+        self.register_buffer("calibrated", torch.tensor("auto" not in (scale, self.harmonic and self.settings["exponent"])))
         if self.harmonic:
-            exponent = {"auto": math.nan, "dim": n_embd, "sqrt_dim": math.sqrt(n_embd)}.get(self.settings["exponent"], self.settings["exponent"])
+            exponent = {"auto": 1.0, "dim": n_embd, "sqrt_dim": math.sqrt(n_embd)}.get(self.settings["exponent"], self.settings["exponent"])
             exponent = torch.tensor(float(exponent))
             if self.settings["learn_exponent"]:
                 self.log_exponent = nn.Parameter(exponent.log())
@@ -128,13 +129,14 @@ class DistanceHead(Head):
         """The exponent n in use; None under the Gibbs link or before calibration."""
         if not self.harmonic:
             return None
-        n = math.exp(self.log_exponent.detach()) if self.settings["learn_exponent"] else float(self.exponent)
-        return None if math.isnan(n) else n
+        if self.settings["exponent"] == "auto" and self.needs_calibration:
+            return None
+        return math.exp(self.log_exponent.detach()) if self.settings["learn_exponent"] else float(self.exponent)
 
     @property
     def needs_calibration(self) -> bool:
         """Whether an "auto" option has no value yet."""
-        return bool(self.scale.isnan()) or self.harmonic and self.exponent_value is None
+        return not self.calibrated
 
     @torch.no_grad()
     def calibrate(self, hidden: Tensor | Iterable[Tensor], reduce: Callable[[Tensor], None] | None = None) -> None:
@@ -158,6 +160,7 @@ class DistanceHead(Head):
                                  "over the vocabulary")
             target, value = (self.log_exponent, n.log()) if self.settings["learn_exponent"] else (self.exponent, n)
             target.copy_(value)
+        self.calibrated.fill_(True)
 
     def _spread(self, rows):
         """Sum over rows of the variance over the vocabulary of ln d."""

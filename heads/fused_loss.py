@@ -140,7 +140,7 @@ class _Work:
             expected += z.mean(1, keepdim=True).mul_(smoothing)
         learns_sharpness = self.grads is not None and self.grads.sharpness is not None
         mean = _mean_under_softmax(z) if learns_sharpness else None
-        p = torch.softmax(z, 1, out=z)
+        p = torch.softmax(z, 1) if z is u else torch.softmax(z, 1, out=z)
         p_target = p.gather(1, targets)
         log_sum = z_target - p_target.log()
         far = (p_target < 1e-20).nonzero()[:, 0]  # a probability that small has lost its digits, or is 0

@@ -16,6 +16,8 @@ class Linear(Head):
 
     def __init__(self, n_embd, vocab_size, padded_vocab_size=None, **options):
         super().__init__(n_embd, vocab_size, padded_vocab_size, **options)
+        if not isinstance(self.settings["bias"], bool):
+            raise ValueError(f"bias {self.settings['bias']!r}: must be true or false")
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if self.settings["bias"] else None
 
     def problem(self, hidden, training=False):

@@ -18,7 +18,7 @@ class Identity:
     singular = False  # whether dz/du is infinite at u = 0, so that floored pairs must have gradient 0
 
     def logits(self, u: Tensor, ratio: Tensor | None, sharpness: Tensor | None) -> Tensor:
-        """u (n, V), ratio (n, V) or None -> z (n, V); may be u itself where `pull` needs it no more."""
+        """u (n, V), ratio (n, V) or None -> z (n, V), a new tensor or u itself."""
         return u
 
     def pull(self, grad: Tensor, u: Tensor, ratio: Tensor | None) -> tuple[Tensor, Tensor | None]:

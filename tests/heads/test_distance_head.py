@@ -1,0 +1,121 @@
+import math
+
+import pytest
+import torch
+
+from heads import HEADS, build_head
+from tests.heads.harness import batch, make_head
+
+DISTANCES = [name for name in HEADS if name != "linear"]
+
+
+def test_the_exponent_is_on_the_distance_not_on_its_square():
+    head = build_head("euclidean", 1, 3, exponent=4.0)
+    with torch.no_grad():
+        head.weight.copy_(torch.tensor([[1.0], [2.0], [4.0]]))
+    p = head.log_probs(torch.zeros(1, 1)).exp()[0]
+    torch.testing.assert_close(p, torch.tensor([0.938, 0.059, 0.004]), rtol=0, atol=1e-3)
+
+
+def test_named_exponents():
+    assert build_head("cosine", 64, 16, exponent="dim").exponent_value == 64
+    assert build_head("cosine", 64, 16, exponent="sqrt_dim").exponent_value == 8
+    assert build_head("cosine", 64, 16, exponent=3).exponent_value == 3
+    assert build_head("cosine", 64, 16, exponent=3, learn_exponent=True).exponent_value == pytest.approx(3, rel=1e-6)
+    assert build_head("cosine", 64, 16).exponent_value is None
+    assert build_head("cosine", 64, 16, link="gibbs").exponent_value is None
+
+
+@pytest.mark.parametrize("learn", [False, True])
+@pytest.mark.parametrize("name", DISTANCES)
+def test_calibration_gives_the_logits_their_spread(name, learn):
+    head = build_head(name, 48, 301, 320, exponent_spread=0.8, learn_exponent=learn)
+    hidden, targets = batch(64, 301, 48)
+    assert head.needs_calibration and head.options()["exponent"] == "auto"
+    head.calibrate(hidden)
+    assert not head.needs_calibration
+    spread = head.log_probs(hidden)[:, :301].double().var(1, correction=0).mean().sqrt().item()
+    assert spread == pytest.approx(0.8, rel=1e-4)
+    again = build_head(name, 48, 301, 320, exponent_spread=0.8, learn_exponent=learn)
+    again.load_state_dict(head.state_dict())
+    assert not again.needs_calibration and again.exponent_value == head.exponent_value
+    assert again(hidden, targets) == head(hidden, targets)
+
+
+def test_calibration_depends_on_the_union_of_hidden_states_only():
+    hidden, _ = batch(60, 301, 48)
+    values = []
+    for parts in ([hidden], list(hidden.split(7)), [hidden[:1], hidden[1:].view(1, 59, 48)], [hidden[:0], hidden]):
+        head = make_head("euclidean", 48, 301, hidden_scale="auto")
+        head.calibrate(parts)
+        values.append((head.exponent_value, head.scale.item()))
+    whole_exponent, whole_scale = values[0]
+    for exponent, scale in values:
+        assert exponent == pytest.approx(whole_exponent, rel=1e-6) and scale == pytest.approx(whole_scale, rel=1e-6)
+
+
+def test_calibration_sums_over_processes():
+    hidden, _ = batch(60, 301, 48)
+    whole, first, second = (make_head("euclidean", 48, 301) for _ in range(3))
+    whole.calibrate(hidden)
+    sums = []
+    first.calibrate(hidden[:13], reduce=lambda totals: sums.append(totals.clone()))
+    second.calibrate(hidden[13:], reduce=lambda totals: totals.add_(sums[0]))
+    assert second.exponent_value == pytest.approx(whole.exponent_value, rel=1e-6)
+    assert first.exponent_value != pytest.approx(whole.exponent_value, rel=1e-6)
+
+
+def test_hidden_scale():
+    hidden, targets = batch(7, 101, 33)
+    scaled = make_head("manhattan", 33, 101, exponent=9.0, hidden_scale=0.02)
+    plain = make_head("manhattan", 33, 101, exponent=9.0)
+    assert torch.equal(scaled.log_probs(hidden), plain.log_probs(hidden * 0.02))
+    auto = make_head("manhattan", 33, 101, exponent=9.0, hidden_scale="auto")
+    auto.calibrate(hidden * 50)
+    rms = lambda rows: rows.square().mean().sqrt().item()  # noqa: E731
+    assert rms(hidden * 50 * auto.scale) == pytest.approx(rms(auto.weight[:101]), rel=1e-5)
+
+
+def test_a_head_used_at_once_calibrates_itself_on_what_it_sees():
+    hidden, targets = batch(64, 301, 48)
+    head, other = make_head("cosine", 48, 301), make_head("cosine", 48, 301)
+    other.calibrate(hidden)
+    assert head(hidden, targets) == other(hidden, targets)
+    first = head.exponent_value
+    head(hidden * 2 + 1, targets)
+    assert head.exponent_value == first == other.exponent_value
+
+
+def test_calibration_refuses_what_has_no_spread():
+    head = build_head("euclidean", 8, 16)
+    with pytest.raises(ValueError, match="no hidden states"):
+        head.calibrate(torch.zeros(0, 8))
+    with torch.no_grad():
+        head.weight.fill_(1.0)
+    with pytest.raises(ValueError, match="auto"):
+        head.calibrate(torch.randn(5, 8))
+    with pytest.raises(ValueError, match="auto"):
+        make_head("euclidean", 8, 16).calibrate(torch.full((5, 8), math.nan))
+
+
+def test_options_hold_what_applies():
+    harmonic = build_head("cosine", 8, 16).options()
+    gibbs = build_head("cosine", 8, 16, link="gibbs").options()
+    assert harmonic == {"link": "harmonic", "exponent": "auto", "exponent_spread": 0.5, "learn_exponent": False, "hidden_scale": 1.0}
+    assert gibbs == {"link": "gibbs", "tau": 0.1, "hidden_scale": 1.0}
+
+
+@pytest.mark.parametrize("name", DISTANCES)
+def test_distances_and_shapes(name):
+    head = make_head(name, 33, 101)
+    hidden, _ = batch(6, 101, 33)
+    d = head.distances(hidden.view(2, 3, 33))
+    assert d.shape == (2, 3, 104) and d.dtype == torch.float32
+    torch.testing.assert_close(d.view(6, 104).double(), head.double().definition(hidden.double(), head.weight), rtol=1e-5, atol=1e-6)
+    for factor in (1e-18, 1e18):  # in the distance's own units, also where the kernel works in others
+        if name in ("euclidean", "minkowski", "mahalanobis", "cosine"):
+            big = make_head(name, 33, 101)
+            with torch.no_grad():
+                big.weight *= factor
+            expected = d * (1 if name == "cosine" else factor)
+            torch.testing.assert_close(big.distances(hidden.view(2, 3, 33) * factor), expected, rtol=1e-4, atol=0)
