@@ -122,6 +122,7 @@ def write_checkpoint(run, folder: Path) -> str:
     `run`: has `config` (`model`, `head`), `meta` (`vocab_size`, `eot_id`, `mask_token_id`) and `model` (a LanguageModel).
     Raises InputError if the folder exists and is not empty.
     """
+    folder = folder.resolve()
     refuse_used(folder)
     family, section = FAMILIES[run.config.model.name], run.config.model
     complete = run.config.head.name == SOFTMAX_HEAD and run.model.head.state_dict().keys() <= family.head.keys()
