@@ -55,7 +55,8 @@ def main(argv: list[str]) -> None:
         print(f"  {name:<12}{value}")
     if args.verify:
         verify(dataset)
-        print(f"  {'verified':<12}every id is in the vocabulary, and the checksum is {'right' if dataset.meta.checksum else 'not recorded'}")
+        state = "right" if dataset.meta.checksum else "not recorded"
+        print(f"  {'verified':<12}every id is in the vocabulary, and the checksum is {state}")
     show(dataset, args.tokens)
 
 

@@ -190,18 +190,18 @@ def _parser() -> Parser:
     default = Recipe(source="")
     parser = Parser(prog="python -m data.prepare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("source", help="pydocs, openwebtext, any Hugging Face dataset name, or local .txt, .jsonl[.gz|.zst], .parquet files, folders, globs")
-    add("--tokenizer", default=default.tokenizer, help=f"bytes, a tiktoken encoding, a tokenizer.json or a model name ({default.tokenizer})")
+    add("source", help="pydocs, openwebtext, any Hugging Face dataset name, or local .txt, .jsonl[.gz|.zst], .parquet, folders, globs")
+    add("--tokenizer", default=default.tokenizer, help=f"bytes, a tiktoken encoding, tokenizer.json or model name ({default.tokenizer})")
     add("--out", type=Path, required=True, help="the dataset folder to write")
     add(
         "--val-fraction",
         type=_fraction,
-        help=f"share of documents held out ({VAL_FRACTION}; openwebtext {OPENWEBTEXT_VAL_FRACTION}). Both splits get at least one document, "
+        help=f"documents held out ({VAL_FRACTION}; openwebtext {OPENWEBTEXT_VAL_FRACTION}). Both splits get at least one document, "
         "a single document is cut in two; 0 leaves val.bin empty (train only), 1 leaves train.bin empty (a test set)",
     )
     add("--seed", type=int, default=default.seed, help=f"of the split ({default.seed})")
     add("--limit", type=_positive, help="read this many documents only")
-    add("--text-column", default=default.options.text_column, help=f"column of .jsonl, .parquet and hub data ({default.options.text_column})")
+    add("--text-column", default=default.options.text_column, help=f"text column of rows ({default.options.text_column})")
     add("--split", default=default.options.split, help=f"which split of a hub dataset to read ({default.options.split})")
     add("--subset", help="which configuration of a hub dataset to read")
     add("--errors", choices=("strict", "replace"), default=default.options.errors, help="invalid UTF-8: stop, or put U+FFFD there (strict)")

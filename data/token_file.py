@@ -213,7 +213,7 @@ def _checked(folder: Path, split: str, dtype: str) -> Path:
 
 def _check_ids(folder: Path, max_id: int, vocab_size: int) -> None:
     if max_id >= vocab_size:
-        raise InputError(f"{folder} holds id {max_id}, outside its vocabulary of {vocab_size}: its files and its meta disagree; prepare it again")
+        raise InputError(f"{folder} holds id {max_id}, outside its vocabulary of {vocab_size}: files and meta disagree; prepare it again")
 
 
 def _prepare_command(folder: Path) -> str:

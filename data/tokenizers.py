@@ -168,7 +168,8 @@ def load_tokenizer(name: str):
         return TiktokenTokenizer(name)
     near = difflib.get_close_matches(name, ["bytes", *encodings], n=1, cutoff=0.7)
     if near:
-        raise InputError(f"unknown tokenizer {name!r}: did you mean {near[0]}? (bytes, {', '.join(encodings)}, a tokenizer.json or a model name)")
+        known = ", ".join(["bytes", *encodings])
+        raise InputError(f"unknown tokenizer {name!r}: did you mean {near[0]}? ({known}, a tokenizer.json or a model name)")
     return HuggingFaceTokenizer(name)
 
 

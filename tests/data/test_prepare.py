@@ -147,7 +147,12 @@ def test_the_same_recipe_again_reuses_what_is_there(make, jsonl, tmp_path, capsy
 
 @pytest.mark.parametrize(
     "changes, named",
-    [({"val_fraction": 0.2}, "val_fraction"), ({"seed": 2}, "seed"), ({"options": SourceOptions(limit=3)}, "limit"), ({"tokenizer": "json"}, "tokenizer")],
+    [
+        ({"val_fraction": 0.2}, "val_fraction"),
+        ({"seed": 2}, "seed"),
+        ({"options": SourceOptions(limit=3)}, "limit"),
+        ({"tokenizer": "json"}, "tokenizer"),
+    ],
 )
 def test_another_recipe_is_refused_unless_told_to_overwrite(make, jsonl, tokenizer_json, changes, named):
     path = jsonl("x.jsonl", *TEXTS)
@@ -249,7 +254,12 @@ def test_local_files_touch_no_network(execute, tmp_path, jsonl, tokenizer_json):
         assert done.returncode == 0 and done.stderr == "", done.stderr
 
 
-PEAK = "import sys; from data.prepare import main; main(sys.argv[1:]); print(*(x for x in open('/proc/self/status') if x.startswith('VmHWM')))"
+PEAK = """
+import sys
+from data.prepare import main
+main(sys.argv[1:])
+print(*(line for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")

@@ -7,12 +7,15 @@ from commands import InputError
 from data import tokenizers
 from data.tokenizers import ByteTokenizer, load_tokenizer, pieces, tokenizer_identity
 
-TEXTS = ["", "Hello, world!", "naïve café — “quoted” 😀 \x00 \t\r\n", "日本語テキスト", "<|endoftext|> [MASK] [PAD] <|im_start|>", " leading", "a" * 5000]
+TEXTS = ["", "Hello, world!", "naïve café — “quoted” 😀 \x00 \t\r\n", "日本語テキスト", " leading", "a" * 5000]
+TEXTS += ["<|endoftext|> [MASK] [PAD] <|im_start|>"]
 
 
 @pytest.fixture(params=["bytes", "gpt2", "json"])
 def tokenizer(request, tokenizer_json):
-    return request.getfixturevalue("gpt2") if request.param == "gpt2" else load_tokenizer(str(tokenizer_json) if request.param == "json" else request.param)
+    if request.param == "gpt2":
+        return request.getfixturevalue("gpt2")
+    return load_tokenizer(str(tokenizer_json) if request.param == "json" else request.param)
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -74,7 +77,9 @@ def test_nanogpt_character_tables(tmp_path):
         tokenizer.encode("azx")
 
 
-@pytest.mark.parametrize("name, words", [("gtp2", "did you mean gpt2"), ("byte", "did you mean bytes"), ("./none/tokenizer.json", "no such file")])
+@pytest.mark.parametrize(
+    "name, words", [("gtp2", "did you mean gpt2"), ("byte", "did you mean bytes"), ("./none/tokenizer.json", "no such file")]
+)
 def test_unknown_names_are_input_errors(name, words):
     with pytest.raises(InputError, match=words):
         load_tokenizer(name)
@@ -113,7 +118,8 @@ def test_the_identity_follows_the_file(tmp_path, tokenizer_json):
 
 def make_text(n: int) -> str:
     letters = random.Random(0)
-    words = ["the", "fox's", "naïve", "42", "__init__", "...", "“why?”", "😀", "日本語", "\n", "\n\n", "  ", "\t", "a.b", "[x]\n", "it'll", "/", "_\n", "\r\n"]
+    words = ["the", "fox's", "naïve", "42", "__init__", "...", "“why?”", "😀", "日本語", "a.b", "it'll", "/"]
+    words += ["\n", "\n\n", "  ", "\t", "[x]\n", "_\n", "\r\n"]
     return " ".join(letters.choice(words) for _ in range(n))
 
 
