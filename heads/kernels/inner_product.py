@@ -93,15 +93,14 @@ class InnerProductPairs(Pairs):
 
     def pull(self, grad: Tensor, x: Tensor, grad_y: Tensor) -> Tensor:
         """Adds grad^T x to grad_y and returns grad Y (n, D), for grad (n, V). Must come before anything else is added to grad_y."""
-        grad = grad.to(self.y_backward.dtype)
+        low = grad.to(self.y_backward.dtype)
         beta, self.overwrite = 0 if self.overwrite else 1, False
-        if grad.dtype == grad_y.dtype:
+        if low.is_cuda and low.dtype != grad_y.dtype:
+            product = torch.mm(low.t(), x.to(low.dtype), out_dtype=grad_y.dtype)
+            grad_y.add_(product) if beta else grad_y.copy_(product)
+        else:  # a CPU has no such product, and rounding and converting one would cost what bfloat16 saves
             grad_y.addmm_(grad.t(), x, beta=beta)
-        elif beta == 0:
-            grad_y.copy_(torch.mm(grad.t(), x.to(grad.dtype)))
-        else:
-            grad_y.add_(torch.mm(grad.t(), x.to(grad.dtype)))
-        return torch.mm(grad, self.y_backward).to(grad_y.dtype)
+        return torch.mm(low, self.y_backward).to(grad_y.dtype)
 
 
 class DotPairs(InnerProductPairs):
