@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from heads.floor import Floor
 from heads.fused_loss import Operands, Recipe, chunks_of_values
 from heads.head import Head, Problem, _product_dtype, _wide
-from heads.kernels import Kernel
+from heads.kernels import Kernel, widest
 from heads.links import Gibbs, Harmonic, distance, log_distance
 
 
@@ -147,10 +147,11 @@ class DistanceHead(Head):
         Raises ValueError if there are none, or they are not finite, or all prototypes are equally far from each of them.
         """
         parts = [hidden] if isinstance(hidden, Tensor) else hidden
+        wide = widest(self.weight.device)
         self._ready = True  # `problem` must not calibrate in turn
         if self.settings["hidden_scale"] == "auto":
-            square = self._mean(parts, reduce, lambda rows: rows.double().square().sum() / self.n_embd)
-            words = self.weight[: self.vocab_size].double().square().mean()
+            square = self._mean(parts, reduce, lambda rows: rows.to(wide).square().sum() / self.n_embd)
+            words = self.weight[: self.vocab_size].to(wide).square().mean()
             self.scale.copy_((words / square).sqrt())
         if self.harmonic and self.settings["exponent"] == "auto":
             variance = self._mean(parts, reduce, self._spread)
@@ -166,14 +167,14 @@ class DistanceHead(Head):
         """Sum over rows of the variance over the vocabulary of ln d."""
         with torch.autocast(rows.device.type, enabled=False):
             recipe, operands, _ = self.problem(_wide(rows))
-            total = rows.new_zeros((), dtype=torch.float64)
+            total = rows.new_zeros((), dtype=widest(rows.device))
             for _, u, ratio in chunks_of_values(recipe, operands):
-                total += log_distance(recipe.link, u, ratio).var(1, correction=0).double().sum()
+                total += log_distance(recipe.link, u, ratio).var(1, correction=0).to(total.dtype).sum()
         return total
 
     def _mean(self, parts, reduce, sums):
-        """Mean over all rows of a quantity whose sum over some rows `sums` gives; float64."""
-        totals = torch.zeros(2, dtype=torch.float64, device=self.weight.device)
+        """Mean over all rows of a quantity whose sum over some rows `sums` gives."""
+        totals = torch.zeros(2, dtype=widest(self.weight.device), device=self.weight.device)
         for part in parts:
             rows = self._flat(part.detach())
             if len(rows):

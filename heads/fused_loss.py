@@ -15,9 +15,10 @@ from torch.autograd.function import once_differentiable
 
 from heads.kernels import Kernel
 
-# Numbers in one (rows, V) buffer: two such buffers and small change make up the memory of a kernel-A loss on a CPU. On CUDA a chunk has
-# to be large enough to fill the device.
+# Numbers in one (rows, V) buffer: two such buffers and small change make up the memory of an inner-product loss on a CPU. On CUDA a chunk
+# has to be large enough to fill the device. Prototypes that dwarf the buffers may have larger ones: a quarter of their own size.
 CHUNK_ELEMENTS = {"cpu": 6_500_000, "cuda": 2**27}
+PROTOTYPES_PER_BUFFER = 4
 # With fewer rows than this a matrix product reads the prototypes too often; with many words the buffers grow instead.
 MINIMUM_ROWS = {"cpu": 64, "cuda": 256}
 
@@ -112,8 +113,8 @@ class _Work:
     def slices(self):
         """Slices of tokens, nearly equal, whose (rows, V) buffers are of the size wanted."""
         tokens, kind = len(self.x), self.x.device.type
-        rows = CHUNK_ELEMENTS.get(kind, CHUNK_ELEMENTS["cuda"]) // len(self.y)
-        count = -(-tokens // max(rows, MINIMUM_ROWS.get(kind, 256)))
+        elements = max(CHUNK_ELEMENTS.get(kind, CHUNK_ELEMENTS["cuda"]), self.y.numel() // PROTOTYPES_PER_BUFFER)
+        count = -(-tokens // max(elements // len(self.y), MINIMUM_ROWS.get(kind, 256)))
         return [slice(tokens * i // count, tokens * (i + 1) // count) for i in range(count)]
 
     def ratio(self, rows):

@@ -8,6 +8,7 @@ from heads.distances.chebyshev import Chebyshev
 from heads.distances.euclidean import Euclidean
 from heads.distances.manhattan import Manhattan
 from heads.floor import Floor
+from heads.kernels import widest
 from heads.kernels.tiles import PowerSum
 
 LARGEST_FLOAT32_P = 6  # p-th powers of the differences of one batch spread too far for float32 beyond it
@@ -34,7 +35,7 @@ class Minkowski(DistanceHead):
 
     def map(self, rows, noise=None):
         p = self.settings["p"]
-        return rows.double() if p > LARGEST_FLOAT32_P and p != math.inf else rows
+        return rows.to(widest(rows.device)) if p > LARGEST_FLOAT32_P and p != math.inf else rows
 
     def definition(self, h, w):
         return torch.linalg.vector_norm(h[:, None] - w, ord=self.settings["p"], dim=-1)

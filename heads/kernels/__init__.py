@@ -47,3 +47,8 @@ class Pairs:
     def finish(self, grad_y: Tensor) -> Tensor | None:
         """Adds to grad_y what was put off until all chunks were seen; returns the gradient of the kernel's parameter."""
         return None
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The widest floating point dtype that a device has."""
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from heads.kernels import Kernel, Pairs
+from heads.kernels import Kernel, Pairs, widest
 
 # Where a difference of large numbers has lost more than this factor to cancellation, it is recomputed from the rows themselves.
 CANCELLED = 0.03
@@ -176,13 +176,14 @@ class CosinePairs(InnerProductPairs):
         super().__init__(y, parameter, dtype)
         self.inverse = inverse_norm(self.y)[:, 0]  # (V,)
         self.one = self.y.new_ones(())
+        self.widest = widest(self.y.device)
 
     def values(self, x):
         product = self.product(x * inverse_norm(x))
         u = torch.addcmul(self.one, product, self.inverse, value=-1, out=product)
         self.close = cancelled(u, CANCELLED, lambda rows: CANCELLED)
         for i, k in self.close:  # in float64: rounded unit vectors are themselves 1e-7 apart
-            u[i, k] = (unit(x[i].double()) - unit(self.y[k].double())).square().sum(1).div(2).to(u.dtype)
+            u[i, k] = (unit(x[i].to(self.widest)) - unit(self.y[k].to(self.widest))).square().sum(1).div(2).to(u.dtype)
         return u
 
     def backward(self, x, u, grad_u, weights, grads):
@@ -194,7 +195,7 @@ class CosinePairs(InnerProductPairs):
         towards = self.pull(grad_u.mul_(self.inverse), x * (-weights * inverse), grad_y).mul_(weights * inverse)
         grad_x += (towards * x).sum(1, keepdim=True) * inverse.square() * x - towards
         for i, k, grad in close:
-            a, b = unit(x[i].double()), unit(self.y[k].double())  # (pairs, D)
+            a, b = unit(x[i].to(self.widest)), unit(self.y[k].to(self.widest))  # (pairs, D)
             u_pairs = (a - b).square().sum(1, keepdim=True) / 2
             grad_x.index_add_(0, i, (a - b - a * u_pairs).to(x.dtype) * (grad * inverse[i]))
             grad_y.index_add_(0, k, (b - a - b * u_pairs).to(x.dtype) * (grad * self.inverse[k, None]))

@@ -22,6 +22,7 @@ def test_results_do_not_depend_on_the_chunks(name, options, rows, monkeypatch):
     hidden, targets = batch(127, 101, 33)
     loss, whole = head_gradients(head, hidden, targets)
     monkeypatch.setitem(fused_loss.CHUNK_ELEMENTS, "cpu", rows * 101)
+    monkeypatch.setattr(fused_loss, "PROTOTYPES_PER_BUFFER", 10**9)
     monkeypatch.setitem(fused_loss.MINIMUM_ROWS, "cpu", 1)
     chunked_loss, chunked = head_gradients(head, hidden, targets)
     torch.testing.assert_close(chunked_loss, loss, rtol=1e-5, atol=0)
@@ -78,6 +79,7 @@ def test_gradient_sums_over_many_chunks_stay_exact_in_bfloat16(monkeypatch):
     errors = []
     for rows in (256, 1):
         monkeypatch.setitem(fused_loss.CHUNK_ELEMENTS, "cpu", rows * 101)
+        monkeypatch.setattr(fused_loss, "PROTOTYPES_PER_BUFFER", 10**9)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             _, grads = head_gradients(head, hidden, targets)
         errors.append(((grads["weight"].double() - expected["weight"]).norm() / expected["weight"].norm()).item())
