@@ -1,5 +1,6 @@
-"""What every command shares: two kinds of failure, and how each ends the process."""
+"""What every command shares: its arguments, two kinds of failure, and how each ends the process."""
 
+import argparse
 import errno
 import sys
 from collections.abc import Callable
@@ -21,6 +22,13 @@ class Interrupted(Exception):
     def __init__(self, signal_number: int, message: str):
         super().__init__(message)
         self.signal_number = signal_number
+
+
+class Parser(argparse.ArgumentParser):
+    """Arguments that fail as one line, like everything else that is wrong with the input."""
+
+    def error(self, message: str) -> None:
+        raise InputError(f"{message} (see {self.prog} --help)")
 
 
 def command(main: Callable[[list[str]], int | None]) -> None:

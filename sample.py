@@ -10,8 +10,7 @@ import sys
 import torch
 from tqdm import tqdm
 
-from commands import InputError, command
-from data.terminal import Parser
+from commands import InputError, Parser, command
 from data.tokenizers import load_tokenizer
 from model.generation import Sampling, fill_masks, stream
 from runs import Run, open_run

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import runs
-from commands import RunFailed, command
+from commands import Parser, RunFailed, command
 from config import Config, load_config
 from data.token_file import DatasetMeta
 from model import build_model
@@ -69,8 +69,8 @@ def main(argv: list[str]) -> None:
         Path(asked.json).write_text(json.dumps({"settings": vars(asked), "torch": torch.__version__, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
-def parser() -> argparse.ArgumentParser:
-    it = argparse.ArgumentParser(prog="python -m benchmarks.train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser() -> Parser:
+    it = Parser(prog="python -m benchmarks.train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     it.add_argument("config", metavar="CONFIG.toml", help="whose [model], [optimizer] and [train] are used")
     it.add_argument("--heads", default="linear,euclidean,cosine", help="names of heads, with their default options (default linear,euclidean,cosine)")
     it.add_argument("--tokens", type=int, default=4096, help="tokens per update, rounded down to whole blocks (default 4096)")

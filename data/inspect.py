@@ -6,8 +6,7 @@
 import argparse
 from pathlib import Path
 
-from commands import InputError, command
-from data.terminal import Parser
+from commands import InputError, Parser, command
 from data.token_file import Dataset, TokenFile, open_dataset
 from data.tokenizers import load_tokenizer
 from data.writer import checksum

@@ -8,8 +8,7 @@ that the named run belongs to; runs are paired with it by seed. Runs that differ
 
 from pathlib import Path
 
-from commands import command
-from data.terminal import Parser
+from commands import Parser, command
 from eval.comparison import Comparison, compare
 from eval.report import as_csv, as_json, report, terminal_table
 from eval.run_folder import read_run

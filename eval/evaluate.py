@@ -18,9 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from commands import InputError, command
+from commands import InputError, Parser, command
 from data.loader import BatchShape, validation_batches
-from data.terminal import Parser
 from data.token_file import Dataset, DatasetMeta, TokenFile, open_dataset
 from data.tokenizers import load_tokenizer
 from eval.geometry import PrototypeGeometry, nearest_words

@@ -21,10 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from commands import InputError, Interrupted, RunFailed, command
+from commands import InputError, Interrupted, Parser, RunFailed, command
 from config import load_config, to_toml
 from config.schema import items
-from data.terminal import Parser
 from eval.compare import write
 from eval.comparison import compare
 from eval.report import terminal_table

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from commands import InputError, command
+from commands import InputError, Parser, command
 from model import BACKBONES
 from model.hf_families import BERT_UNTIED_BIAS, FAMILIES, Family, family_of
 from model.hf_readme import HEAD_README, LANGUAGE_MODEL_README, TRANSFORM_LINES
@@ -288,8 +288,6 @@ def export_run(directory: str, folder: Path, checkpoint: str) -> str:
 
 
 def main(argv: list[str]) -> None:
-    from data.terminal import Parser
-
     parser = Parser(prog="python -m model.hf", description="Exchange checkpoints with transformers (GPT-2, BERT, Qwen2).")
     actions = parser.add_subparsers(dest="action", required=True)
     reading = actions.add_parser("import", help="make a run folder from a transformers checkpoint")

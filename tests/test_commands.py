@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from commands import InputError, Interrupted, RunFailed, command
+from commands import InputError, Interrupted, Parser, RunFailed, command
 
 ENDINGS = [
     (InputError("no\nsuch file"), 2, "error: no such file\n"),
@@ -59,3 +59,10 @@ def test_a_reader_that_goes_away_is_no_error():
     process.stdout.readline()
     process.stdout.close()
     assert process.stderr.read() == b""
+
+
+def test_argument_errors_are_input_errors():
+    parser = Parser(prog="python -m data.x")
+    parser.add_argument("--n", type=int)
+    with pytest.raises(InputError, match="invalid int value: 'a' .see python -m data.x --help."):
+        parser.parse_args(["--n", "a"])

@@ -1,19 +1,9 @@
-"""What the room's commands share at the terminal: arguments that fail in one line, and progress."""
+"""Progress of long work on text."""
 
-import argparse
 import sys
 import time
 
-from commands import InputError
-
 LINE_SECONDS = 10
-
-
-class Parser(argparse.ArgumentParser):
-    """Errors are InputErrors: one line, like everything else that is wrong with the input."""
-
-    def error(self, message):
-        raise InputError(f"{message} (see {self.prog} --help)")
 
 
 class Progress:

@@ -1,20 +1,10 @@
-import pytest
-
-from commands import InputError
-from data import terminal
-from data.terminal import Parser, Progress
-
-
-def test_argument_errors_are_input_errors():
-    parser = Parser(prog="python -m data.x")
-    parser.add_argument("--n", type=int)
-    with pytest.raises(InputError, match="invalid int value: 'a' .see python -m data.x --help."):
-        parser.parse_args(["--n", "a"])
+from data import progress as room
+from data.progress import Progress
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(monkeypatch, capsys):
     now = [0.0]
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(room.time, "monotonic", lambda: now[0])
     with Progress("encoding x", total=8_000_000) as progress:
         for _ in range(8):
             now[0] += 6
@@ -25,7 +15,7 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(monkeypatch, capsys)
 
 
 def test_progress_is_a_bar_on_a_terminal(monkeypatch, capsys):
-    monkeypatch.setattr(terminal.sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(room.sys.stdout, "isatty", lambda: True, raising=False)
     with Progress("encoding x", total=2_000_000) as progress:
         progress.add(2_000_000)
     out, err = capsys.readouterr()
