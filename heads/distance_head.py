@@ -220,7 +220,7 @@ def check_positive(name: str, value, words: tuple[str, ...] = ()) -> None:
         return
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 < value < math.inf:
-        raise ValueError(f"{name} {value!r}: must be " + "".join(f"{word}, " for word in words) + ("or " if words else "") + "a number above 0")
+        raise ValueError(f"{name} {value!r}: must be {', '.join((*words, 'a number above 0'))}")
 
 
 def _common_unit(h, w, power):

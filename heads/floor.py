@@ -13,8 +13,10 @@ SMALLEST = {torch.float32: 1e-36, torch.float64: 1e-300}
 
 @dataclass(frozen=True)
 class Floor:
-    """u is floored at (1e-6 (norm(x) + norm(y)))^power; at the floor the gradient is 0. norm: rows (n, D), and the kernel's parameter if it has
-    one -> (n,)."""
+    """u is floored at (1e-6 (norm(x) + norm(y)))^power; at the floor the gradient is 0.
+
+    norm: rows (n, D), and the kernel's parameter if it has one -> (n,).
+    """
 
     norm: Callable[..., Tensor]
     power: float = 1.0

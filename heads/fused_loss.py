@@ -67,7 +67,8 @@ class _FusedLoss(torch.autograd.Function):
         operands = Operands(*tensors)
         ctx.recipe, ctx.needs = recipe, ctx.needs_input_grad[5:]
         ctx.save_for_backward(targets, weights, *tensors)
-        losses, ctx.grads = _run(recipe, operands, targets, weights, ctx.needs if grad_enabled and any(ctx.needs) and not per_token else None)
+        at_once = grad_enabled and any(ctx.needs) and not per_token
+        losses, ctx.grads = _run(recipe, operands, targets, weights, ctx.needs if at_once else None)
         return losses if per_token else losses.sum()
 
     @staticmethod

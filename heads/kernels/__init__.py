@@ -21,7 +21,7 @@ class Kernel:
     def bind(self, y: Tensor, parameter: Tensor | None = None, dtype=None) -> "Pairs":
         """The kernel with its second argument fixed, for a loop over chunks of rows x.
 
-        parameter: a tensor that the kernel depends on (a bias, a metric), where it has one; dtype: of the matrix products, where it has any.
+        parameter: a tensor that the kernel depends on (a bias, a metric), where it has one; dtype: of its matrix products, if any.
         """
         return Pairs(self, y)
 

@@ -15,7 +15,7 @@ from heads.kernels import Kernel, Pairs, widest
 
 # Where a difference of large numbers has lost more than this factor to cancellation, it is recomputed from the rows themselves.
 CANCELLED = 0.03
-BLOCK_ELEMENTS = 2**20  # numbers held at once by work that goes over rows in blocks: 4 MiB
+BLOCK_ELEMENTS = 2**21  # numbers held at once by work that goes over rows in blocks: 8 MiB
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class DotPairs(InnerProductPairs):
 class SquaredDistancePairs(InnerProductPairs):
     def __init__(self, y, parameter, dtype):
         super().__init__(y, parameter, dtype)
-        self.squares = torch.cat([self.square(rows) for rows in blocks(self.y)])  # (V,)
+        self.squares = self.square(self.y)  # (V,)
         self.grad_metric = None if parameter is None else torch.zeros_like(parameter)
 
     def apply(self, rows: Tensor) -> Tensor:
@@ -132,7 +132,9 @@ class SquaredDistancePairs(InnerProductPairs):
 
     def square(self, rows: Tensor) -> Tensor:
         """(n, D) -> (n,), x^T M x."""
-        return torch.linalg.vecdot(rows, self.apply(rows))
+        if self.parameter is None:
+            return torch.linalg.vector_norm(rows, dim=1).square_()
+        return torch.cat([torch.linalg.vecdot(part, self.apply(part)) for part in blocks(rows)])
 
     def metric_gradient(self, left: Tensor, right: Tensor) -> None:
         """Adds sum_i left_i right_i^T, or its diagonal, to the metric's gradient; only its symmetric part matters."""
@@ -165,6 +167,9 @@ class SquaredDistancePairs(InnerProductPairs):
             grad_y.index_add_(0, k, grad, alpha=-1)
 
     def finish(self, grad_y):
+        if self.parameter is None:
+            grad_y.addcmul_(self.y, self.columns[:, None], value=2)
+            return None
         for rows, columns, grad in zip(blocks(self.y), blocks(self.columns[:, None], self.y.shape[1]), blocks(grad_y)):
             self.metric_gradient(rows, rows * columns)
             grad.addcmul_(self.apply(rows), columns, value=2)

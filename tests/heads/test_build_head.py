@@ -22,7 +22,8 @@ def test_none_is_unset_and_options_rebuild_the_head(name):
 
 
 @pytest.mark.parametrize("name, options, argument", [
-    ("euclidean", {"exponent": 0}, "exponent"), ("euclidean", {"exponent": -1.0}, "exponent"), ("euclidean", {"exponent": "large"}, "exponent"),
+    ("euclidean", {"exponent": 0}, "exponent"), ("euclidean", {"exponent": -1.0}, "exponent"),
+    ("euclidean", {"exponent": "large"}, "exponent"),
     ("euclidean", {"exponent": float("nan")}, "exponent"), ("cosine", {"link": "softmax"}, "link"),
     ("cosine", {"link": "gibbs", "tau": 0}, "tau"), ("cosine", {"link": "gibbs", "exponent": 3.0}, "exponent"),
     ("cosine", {"link": "gibbs", "learn_exponent": True}, "learn_exponent"), ("cosine", {"tau": 0.5}, "tau"),

@@ -106,7 +106,7 @@ def test_joint_rescaling_leaves_probabilities_unchanged(name, options):
 
 @every_case
 def test_the_gradient_with_respect_to_ln_d_is_the_responsibilities(name, options):
-    """Scaling prototype k's distance alone moves the loss by -n (p_k - 1[k = y]): seen through the exponent, dL/d ln n = sum_k of it ln d_k."""
+    """dL/d ln d_k = -n (p_k - 1[k = y]), seen through the exponent: dL/d ln n is the sum over k of that, times ln d_k."""
     head = make_head(name, 33, 101, **options, exponent=7.0, learn_exponent=True)
     hidden, targets = batch(7, 101, 33)
     _, grads = head_gradients(head, hidden, targets, reduction="sum")
@@ -193,7 +193,8 @@ def test_large_dimensions(name, options, tokens, words, width):
         loss_sum += part_loss / tokens
         hidden_grad = part.pop("hidden")
         expected = part if expected is None else {key: grad + part[key] for key, grad in expected.items()}
-        torch.testing.assert_close(grads["hidden"][row : row + 1].double() * tokens, hidden_grad, rtol=1e-3, atol=1e-3 * hidden_grad.abs().max())
+        actual = grads["hidden"][row : row + 1].double() * tokens
+        torch.testing.assert_close(actual, hidden_grad, rtol=1e-3, atol=1e-3 * hidden_grad.abs().max())
     torch.testing.assert_close(loss.double(), loss_sum, rtol=1e-4, atol=1e-4)
     grads.pop("hidden")
     assert_gradients_close(grads, {key: grad / tokens for key, grad in expected.items()})

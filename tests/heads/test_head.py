@@ -72,10 +72,12 @@ def test_bad_input_names_the_argument():
     head = build_head("cosine", 8, 16, exponent=3.0)
     hidden, targets = torch.randn(4, 8), torch.tensor([1, 2, 3, 15])
     cases = [
-        ("hidden", dict(hidden=torch.ones(4, 8, dtype=torch.long), targets=targets)), ("hidden.*n_embd = 8", dict(hidden=torch.randn(4, 7), targets=targets)),
+        ("hidden", dict(hidden=torch.ones(4, 8, dtype=torch.long), targets=targets)),
+        ("hidden.*n_embd = 8", dict(hidden=torch.randn(4, 7), targets=targets)),
         ("targets", dict(hidden=hidden, targets=targets[:3])), ("targets", dict(hidden=hidden, targets=targets.float())),
         ("target 16 .*V - 1 = 15", dict(hidden=hidden, targets=targets + 1)), ("target -1 ", dict(hidden=hidden, targets=targets - 2)),
-        ("reduction", dict(hidden=hidden, targets=targets, reduction="max")), ("label_smoothing", dict(hidden=hidden, targets=targets, label_smoothing=1.0)),
+        ("reduction", dict(hidden=hidden, targets=targets, reduction="max")),
+        ("label_smoothing", dict(hidden=hidden, targets=targets, label_smoothing=1.0)),
     ]
     for message, arguments in cases:
         with pytest.raises(ValueError, match=message):

@@ -6,7 +6,11 @@ from heads.kernels.inner_product import CosineDistance, Dot, SquaredDistance
 from tests.heads.harness import batch
 
 KERNELS = [Dot(), SquaredDistance(), CosineDistance()]
-ORACLES = {"Dot": lambda x, y: x @ y.T, "SquaredDistance": lambda x, y: cdist(x, y, "sqeuclidean"), "CosineDistance": lambda x, y: cdist(x, y, "cosine")}
+ORACLES = {
+    "Dot": lambda x, y: x @ y.T,
+    "SquaredDistance": lambda x, y: cdist(x, y, "sqeuclidean"),
+    "CosineDistance": lambda x, y: cdist(x, y, "cosine"),
+}
 by_name = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: type(kernel).__name__)
 
 
@@ -62,7 +66,8 @@ def test_rows_far_from_the_origin():
     """An offset common to all rows leaves no pair that is not recomputed."""
     x, y = rows(9, 31, 16)
     x, y = x + 1000, y + 1000
-    torch.testing.assert_close(SquaredDistance().pairwise(x, y).double(), (x.double()[:, None] - y.double()).square().sum(-1), rtol=1e-5, atol=0)
+    exact = (x.double()[:, None] - y.double()).square().sum(-1)
+    torch.testing.assert_close(SquaredDistance().pairwise(x, y).double(), exact, rtol=1e-5, atol=0)
 
 
 def test_a_zero_row_has_cosine_distance_one_and_no_gradient():
@@ -92,7 +97,8 @@ def test_a_metric_and_its_gradient(metric):
     for rows_ in (slice(0, 2), slice(2, 5)):  # in two chunks
         values = pairs.values(x.detach()[rows_])
         torch.testing.assert_close(values, u.detach()[rows_])
-        pairs.backward(x.detach()[rows_], values, grad_u[rows_].clone(), torch.ones(len(values), 1, dtype=torch.float64), (grads[0][rows_], grads[1]))
+        ones = torch.ones(len(values), 1, dtype=torch.float64)
+        pairs.backward(x.detach()[rows_], values, grad_u[rows_].clone(), ones, (grads[0][rows_], grads[1]))
     grad_M = pairs.finish(grads[1])
     if metric == "full":
         grad_M, wanted = (grad_M + grad_M.t()) / 2, (expected[2] + expected[2].t()) / 2
