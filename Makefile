@@ -21,7 +21,7 @@ train: .venv/ready
 	$(RUN) -m eval.evaluate out/quickstart
 	$(RUN) -m eval.evaluate out/quickstart_linear
 	$(RUN) -m eval.compare out/quickstart out/quickstart_linear --baseline out/quickstart_linear --out out/comparison
-	$(RUN) sample.py out/quickstart --prompt "The function returns"
+	$(RUN) sample.py out/quickstart --prompt "The function returns" --temperature 0.7
 	@echo "The comparison, with its figures, is in out/comparison/report.md; each run is in its own folder under out/."
 
 # A run that exists goes on where it stopped; a finished one says so.

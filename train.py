@@ -9,7 +9,6 @@
 import contextlib
 import dataclasses
 import math
-import signal
 import time
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from data.token_file import open_dataset
 from eval.geometry import PrototypeGeometry
 from eval.validation import mean_nll, validate
 from model.pretrained import load_pretrained
+from training.calibration import HiddenStates
 from training.checkpoint import Checkpoints, load_model
 from training.distributed import World, connect
 from training.emissions import EmissionsMeter
@@ -34,6 +34,7 @@ from training.optimizer import build_optimizer, gradient_norms, learning_rate
 from training.precision import Precision, compile_backbone
 from training.randomness import seed_torch
 from training.record import Record, check_folder, peak_memory_mb
+from training.stop import StopRequest, stop_on_signal
 from training.trackers import build_trackers, check_trackers
 from training.utilization import flops_per_token, peak_flops
 
@@ -94,7 +95,7 @@ class Training:
             if config.model.init_from:
                 load_pretrained(self.model, config)
             if self.model.head.needs_calibration:
-                self.model.head.calibrate(self.first_hidden_states(), world.all_reduce)
+                self.model.head.calibrate(HiddenStates(self.model.backbone, self.loader.batches(0), self.precision), world.all_reduce)
         self.wrapped = self.model
         if config.train.compile:
             compile_backbone(self.model.backbone, self.one_pass)
@@ -107,7 +108,7 @@ class Training:
 
     # ------------------------------------------------------------------------------------------------ the loop
 
-    def run(self, stop: "StopRequest", resumed: bool) -> None:
+    def run(self, stop: StopRequest, resumed: bool) -> None:
         """Updates until `max_steps`; evaluates at step 0, every interval and the end; a checkpoint at every interval, at
         every new best, at the end, and when a signal asks to stop."""
         reason = "failed"
@@ -213,10 +214,10 @@ class Training:
                 line["prototypes"] = self.geometry.measure(self.model.head)
         self.record.evaluation(line)
         self.trackers.log(line)
-        if not line["val_nll"] < self.best_nll:
+        if self.step == 0 or not line["val_nll"] < self.best_nll:
             return False
         self.best_step, self.best_nll = self.step, line["val_nll"]
-        return self.step > 0
+        return True
 
     def windows(self, tokens):
         shape = self.shape._replace(batch_size=self.config.eval.batch_size)
@@ -227,7 +228,7 @@ class Training:
             self.record.flush()
             if self.world.is_main:
                 optimizer = {"optimizer": self.optimizer.state_dict(), "scaler": self.precision.scaler.state_dict()}
-                state = {"step": self.step, "best_step": self.best_step, "best_val_nll": self.best_nll if self.best_step else None}
+                state = {"step": self.step, "best_step": self.best_step, "best_val_nll": None if self.best_step is None else self.best_nll}
                 state["sequences_per_step"] = self.shape.global_batch_size
                 self.checkpoints.save(self.model, optimizer, state)
 
@@ -263,9 +264,6 @@ class Training:
         self.trackers.close()
         self.record.end(reason)
 
-    def first_hidden_states(self) -> "HiddenStates":
-        return HiddenStates(self.model.backbone, self.loader.batches(0), self.precision)
-
     def utilization(self, tokens_per_s: float) -> float | None:
         """Share of the devices' peak, None where it is not known."""
         peak = peak_flops(self.world.device, self.precision.dtype)
@@ -280,52 +278,6 @@ class Training:
         kept = self.checkpoints.steps()
         last = f"The last checkpoint is step {kept[-1]}" if kept else "There is no checkpoint yet"
         return f"{last}; try a lower optimizer.learning_rate"
-
-
-class HiddenStates:
-    """What the backbone says of a list of batches, dropout off, one batch at a time; may be iterated again."""
-
-    def __init__(self, backbone: nn.Module, batches: list, precision: Precision):
-        self.backbone, self.batches, self.precision = backbone, batches, precision
-
-    @torch.no_grad()
-    def __iter__(self):
-        self.backbone.eval()
-        for batch in self.batches:
-            with self.precision.autocast():
-                yield self.backbone(batch.tokens, batch.positions)
-        self.backbone.train()
-
-
-class StopRequest:
-    """Whether a signal asked this run to stop; the first is honoured at the end of a step, the second at once."""
-
-    number = 0
-
-    @property
-    def name(self) -> str:
-        return signal.Signals(self.number).name
-
-    def receive(self, number: int, frame: object) -> None:
-        if self.number:
-            raise KeyboardInterrupt
-        self.number = number
-
-    def on_any_process(self, world: World) -> bool:
-        """Asked once per step by all processes together: they stop after the same step."""
-        self.number = world.largest(self.number)
-        return self.number > 0
-
-
-@contextlib.contextmanager
-def stop_on_signal():
-    stop = StopRequest()
-    before = {number: signal.signal(number, stop.receive) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 if __name__ == "__main__":
