@@ -3,6 +3,7 @@
 import json
 import os
 import pydoc_data.topics
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,12 @@ enabled = false
 def one_thread():
     """Sums of floats do not depend on how many cores the machine has to spare."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interruptible():
+    """A background job ignores SIGINT, and its children would inherit that: the processes started here must not."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
