@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from commands import InputError, RunFailed, command
+from commands import InputError, Parser, RunFailed, command
 from heads import build_head
 
 DEFAULT_HEADS = (
@@ -49,8 +49,8 @@ def main(argv: list[str]) -> None:
         Path(settings.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
-def parser() -> argparse.ArgumentParser:
-    it = argparse.ArgumentParser(prog="python -m benchmarks.heads", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser() -> Parser:
+    it = Parser(prog="python -m benchmarks.heads", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     it.add_argument("--heads", default=DEFAULT_HEADS, help="names, with options as name:key=value:key=value (default: all)")
     it.add_argument("--tokens", type=int, default=512, help="hidden states per loss (default 512)")
     it.add_argument("--vocab-size", type=int, default=50304, help="words (default 50304)")

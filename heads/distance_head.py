@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from heads.floor import Floor
 from heads.fused_loss import Operands, Recipe, chunks_of_values
-from heads.head import Head, Problem, _product_dtype, _wide
+from heads.head import Head, Problem, product_dtype, widened
 from heads.kernels import Kernel, widest
 from heads.links import Gibbs, Harmonic, distance, log_distance
 
@@ -114,9 +114,9 @@ class DistanceHead(Head):
         """d(h, w) (..., rows) of hidden (..., D), padded rows included; without gradient."""
         flat = self._flat(hidden)
         with torch.autocast(hidden.device.type, enabled=False):
-            flat = _wide(flat)
+            flat = widened(flat)
             recipe, operands, unit = self.problem(flat)
-            recipe = recipe._replace(vocab_size=len(self.weight), dtype=_product_dtype(hidden))
+            recipe = recipe._replace(vocab_size=len(self.weight), dtype=product_dtype(hidden))
             out = flat.new_empty(len(flat), len(self.weight))
             for rows, u, ratio in chunks_of_values(recipe, operands):
                 out[rows] = distance(recipe.link, u, ratio) / unit
@@ -166,7 +166,7 @@ class DistanceHead(Head):
     def _spread(self, rows):
         """Sum over rows of the variance over the vocabulary of ln d."""
         with torch.autocast(rows.device.type, enabled=False):
-            recipe, operands, _ = self.problem(_wide(rows))
+            recipe, operands, _ = self.problem(widened(rows))
             total = rows.new_zeros((), dtype=widest(rows.device))
             for _, u, ratio in chunks_of_values(recipe, operands):
                 total += log_distance(recipe.link, u, ratio).var(1, correction=0).to(total.dtype).sum()

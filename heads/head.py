@@ -78,13 +78,13 @@ class Head(nn.Module):
         kept, targets, weights = self._scored(targets, hidden.shape[:-1])
         if kept is not None:
             flat = flat[kept] if kept.dtype != torch.bool else torch.where(kept[:, None], flat, 0.0)
-        flat = _wide(flat)
+        flat = widened(flat)
         weights = weights.to(flat.dtype)
         if reduction == "mean":
             weights = weights / (weights != 0).sum().clamp(min=1)
         with torch.autocast(hidden.device.type, enabled=False):
             problem = self.problem(flat, training=self.training)
-        recipe = problem.recipe._replace(label_smoothing=label_smoothing, dtype=_product_dtype(hidden))
+        recipe = problem.recipe._replace(label_smoothing=label_smoothing, dtype=product_dtype(hidden))
         loss = fused_loss(recipe, problem.operands, targets, weights, per_token=reduction == "none").to(flat.dtype)
         if reduction != "none":
             return loss
@@ -97,9 +97,9 @@ class Head(nn.Module):
         """Log-probabilities (..., rows) of hidden (..., D), without gradient; -inf in the padded rows."""
         flat = self._flat(hidden)
         with torch.autocast(hidden.device.type, enabled=False):
-            flat = _wide(flat)
+            flat = widened(flat)
             recipe, operands, _ = self.problem(flat)
-            recipe = recipe._replace(dtype=_product_dtype(hidden))
+            recipe = recipe._replace(dtype=product_dtype(hidden))
             out = flat.new_full((len(flat), len(self.weight)), -torch.inf)
             for rows, u, ratio in chunks_of_values(recipe, operands):
                 z = recipe.link.logits(u, ratio, operands.sharpness)
@@ -137,11 +137,12 @@ class Head(nn.Module):
         return f"n_embd={self.n_embd}, vocab_size={self.vocab_size}, rows={len(self.weight)}{options}"
 
 
-def _wide(rows: Tensor) -> Tensor:
+def widened(rows: Tensor) -> Tensor:
+    """float32, or float64 where the rows are."""
     return rows if rows.dtype == torch.float64 else rows.float()
 
 
-def _product_dtype(hidden: Tensor) -> torch.dtype:
+def product_dtype(hidden: Tensor) -> torch.dtype:
     """In which dtype matrix products may be taken: autocast's, or the hidden states' own."""
     kind = hidden.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
