@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import runs
-from commands import InputError, Interrupted, RunFailed, command
+from commands import Interrupted, RunFailed, command
 from config import Config, load_config, parse_command_line, to_toml
 from config.schema import LogConfig
 from data.loader import BatchShape, TrainLoader, validation_batches

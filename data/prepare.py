@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from commands import InputError, Parser, command
 from data.encoding import Encoded, encoded, parts
-from data.sources import Source, SourceOptions, open_source
 from data.progress import Progress
+from data.sources import Source, SourceOptions, open_source
 from data.token_file import DatasetMeta, open_dataset
 from data.tokenizers import load_tokenizer, tokenizer_identity
 from data.writer import DatasetWriter

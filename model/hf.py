@@ -37,7 +37,7 @@ def fetch(name_or_dir: str) -> Path:
     if Path(name_or_dir).is_dir():
         return Path(name_or_dir)
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(name_or_dir, allow_patterns=HUB_FILES))

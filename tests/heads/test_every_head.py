@@ -7,8 +7,18 @@ import pytest
 import torch
 
 from heads import HEADS, build_head
-from tests.heads.harness import (CASES, LINKS, assert_gradients_close, batch, case_id, head_gradients, make_head, reference_gradients,
-                                 reference_logits, relative_errors)
+from tests.heads.harness import (
+    CASES,
+    LINKS,
+    assert_gradients_close,
+    batch,
+    case_id,
+    head_gradients,
+    make_head,
+    reference_gradients,
+    reference_logits,
+    relative_errors,
+)
 
 every_case = pytest.mark.parametrize("name, options", CASES, ids=case_id)
 every_link = pytest.mark.parametrize("link", LINKS, ids=case_id)
