@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import os
 import sys
 from collections.abc import Callable
 
@@ -58,5 +59,7 @@ def command(main: Callable[[list[str]], int | None]) -> None:
 
 def fail(reason: object, status: int) -> int:
     """Prints one line on stderr and returns `status`."""
-    print("error: " + " ".join(str(reason).split()), file=sys.stderr, flush=True)
+    first = os.environ.get("LOCAL_RANK", "0") == "0"
+    if first or not isinstance(reason, InputError):  # under torchrun every process finds the same fault in the same input
+        print("error: " + " ".join(str(reason).split()), file=sys.stderr, flush=True)
     return status

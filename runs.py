@@ -42,7 +42,7 @@ def open_run(directory: str | Path, checkpoint: str = "last", device: str | torc
         if not (directory / name).is_file():
             raise InputError(f"{directory} is not a run folder: its {what} {name} is missing")
     config = load_config(directory / "config.toml", [])
-    meta = DatasetMeta.from_dict(json.loads((directory / "run.json").read_text(encoding="utf-8"))["dataset"])
+    meta = read_meta(directory)
     folder, state = find_checkpoint(Checkpoints(directory), checkpoint)
     model = build(config, meta)
     load_model(model, folder / "model.safetensors")
@@ -101,11 +101,13 @@ def resolve_if_prepared(config: Config) -> Config:
         return record_head(config, build_vocabulary_head(config, meta))
 
 
-def check_resume(config: Config, stored: Config, sequences_per_step: tuple[int, int]) -> None:
+def check_resume(config: Config, stored: Config, sequences_per_step: tuple[int | None, int]) -> None:
     """Raises InputError, naming the keys, if `config` would continue another run than `stored`.
 
-    `sequences_per_step`: the global batch size that was, and that would be.
+    `sequences_per_step`: the global batch size that was (None: the run was imported), and that would be.
     """
+    if sequences_per_step[0] is None:
+        raise InputError(f"--resume: {stored.out_dir} was imported, not trained; train from it with --model.init_from={stored.out_dir}")
     changed = [key for key in differences(stored, config) if key not in MAY_CHANGE_ON_RESUME]
     if changed:
         raise InputError(f"--resume: {', '.join(changed)} differ from {stored.out_dir}/config.toml; restore them, or start another run with --out_dir")
@@ -114,6 +116,23 @@ def check_resume(config: Config, stored: Config, sequences_per_step: tuple[int, 
             f"--resume: train.batch_size x train.gradient_accumulation_steps x processes was {sequences_per_step[0]} and is now "
             f"{sequences_per_step[1]}; keep the product"
         )
+
+
+def check_dataset(run_dir: Path, meta: DatasetMeta) -> None:
+    """Raises InputError if the dataset is not the one that the run in `run_dir` was trained on."""
+    stored = read_meta(run_dir)
+    changed = [name for name in ("checksum", "tokenizer", "vocab_size", "train_tokens", "val_tokens") if getattr(stored, name) != getattr(meta, name)]
+    if changed:
+        raise InputError(f"--resume: the dataset is not the one this run was trained on ({', '.join(changed)} differ from {run_dir}/run.json)")
+
+
+def read_meta(run_dir: Path) -> DatasetMeta:
+    """The dataset's description as the run recorded it. Raises InputError if run.json does not hold it."""
+    path = run_dir / "run.json"
+    try:
+        return DatasetMeta.from_dict(json.loads(path.read_text(encoding="utf-8"))["dataset"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # InputError is a ValueError
+        raise InputError(f"{path} is damaged or no run's record ({type(error).__name__}: {error})") from error
 
 
 def first_set(*values):

@@ -14,6 +14,7 @@ from commands import InputError, Parser, command
 from data.tokenizers import load_tokenizer
 from model.generation import Sampling, fill_masks, stream
 from runs import Run, open_run
+from training.distributed import choose_device
 
 MASK = "[MASK]"
 RULE = "-" * 40
@@ -51,14 +52,6 @@ def main(argv: list[str]) -> None:
         raise
     except ValueError as error:
         raise InputError(str(error)) from error
-
-
-def choose_device(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"--device {name}: there is no CUDA device here; use --device cpu")
-    return name
 
 
 def settings(asked: argparse.Namespace, temperature: float) -> Sampling:

@@ -87,7 +87,8 @@ class Training:
         self.step, self.best_step, self.best_nll = 0, None, math.inf
         self.geometry = PrototypeGeometry()
         if found:
-            runs.check_resume(config, stored, (found[1]["sequences_per_step"], self.shape.global_batch_size))
+            runs.check_resume(config, stored, (found[1].get("sequences_per_step"), self.shape.global_batch_size))
+            runs.check_dataset(checkpoints.folder.parent, self.dataset.meta)
             self.load(*found)
             if self.step % config.eval.interval == 0:
                 self.geometry.remember(self.model.head)
@@ -159,7 +160,7 @@ class Training:
             "loss": loss, "lr": rate, "grad_norm": norm, "grad_norm_head": norm_head, "grad_norm_backbone": norm_backbone,
             "tokens": (self.step + 1) * tokens_per_step, "step_ms": 1e3 * seconds, "tokens_per_s": tokens_per_step / seconds,
             "mfu": self.utilization(tokens_per_step / seconds), "memory_mb": peak_memory_mb(self.world.device),
-            "exponent": self.model.head.exponent_value, "skipped": skipped,
+            "skipped": skipped,
         }  # fmt: skip
 
     def attempt(self, batches: list) -> tuple[float, float, float, float] | None:
@@ -173,7 +174,7 @@ class Training:
         scaler = self.precision.scaler
         scaler.unscale_(self.optimizer)
         norms = gradient_norms(self.model)
-        figures = torch.cat([loss.reshape(1).to(norms), norms]).tolist()  # the update's one wait for the device
+        figures = torch.cat([loss.reshape(1).to(norms), norms]).tolist()  # waits for the device
         loss, norm, *_ = figures
         overflow = scaler.is_enabled() and math.isfinite(loss) and not math.isfinite(norm)
         if not (math.isfinite(loss) and math.isfinite(norm) or overflow):
@@ -210,11 +211,12 @@ class Training:
             reduce, autocast = self.world.all_reduce, self.precision.autocast
             train_nll = mean_nll(self.model, self.windows(self.dataset.train), reduce, autocast)
             line = {"step": self.step, "train_nll": train_nll, **validate(self.model, self.windows(self.dataset.val), reduce, autocast)}
+            line["exponent"] = self.model.head.exponent_value
             if self.world.is_main:
                 line["prototypes"] = self.geometry.measure(self.model.head)
         self.record.evaluation(line)
         self.trackers.log(line)
-        if self.step == 0 or not line["val_nll"] < self.best_nll:
+        if self.step == 0 or line["val_nll"] is None or not line["val_nll"] < self.best_nll:
             return False
         self.best_step, self.best_nll = self.step, line["val_nll"]
         return True

@@ -3,7 +3,7 @@
 import math
 from typing import Iterator
 
-from config.schema import Config, items
+from config.schema import Config, ModelConfig, items
 
 AT_LEAST_ONE = {
     "model.n_layer", "model.n_head", "model.n_embd", "model.block_size", "model.intermediate_size", "model.vocab_size",
@@ -13,9 +13,12 @@ AT_LEAST_ONE = {
 }  # fmt: skip
 POSITIVE = {
     "model.rope_theta", "model.rms_norm_eps", "head.tau", "head.exponent", "head.exponent_spread", "head.hidden_scale",
-    "head.temperature", "head.smooth", "head.min_denominator", "optimizer.learning_rate",
+    "head.temperature", "head.smooth", "optimizer.learning_rate",
 }  # fmt: skip
-NOT_NEGATIVE = {"seed", "data.mask_token_id", "optimizer.weight_decay", "schedule.warmup_steps", "schedule.min_lr", "train.grad_clip"}
+NOT_NEGATIVE = {
+    "seed", "data.mask_token_id", "optimizer.weight_decay", "schedule.warmup_steps", "schedule.min_lr", "train.grad_clip",
+    "head.min_denominator",
+}  # fmt: skip
 BELOW_ONE = {"model.dropout", "train.label_smoothing", "optimizer.beta1", "optimizer.beta2"}
 MAY_BE_INFINITE = {"head.p", "train.grad_clip"}
 MAX_SEED = 2**63 - 1  # what TOML's integers and torch's generators both hold
@@ -60,6 +63,10 @@ def contradictions(config: Config) -> Iterator[str]:
         yield f"model.num_key_value_heads = {groups} has no effect on model.name = {model.name!r}; it is for qwen2"
     elif groups is not None and groups > 0 and model.n_head % groups:
         yield f"model.n_head = {model.n_head} is not divisible by model.num_key_value_heads = {groups}"
+    if model.name != "qwen2":
+        for key in ("rope_theta", "rms_norm_eps"):
+            if getattr(model, key) != getattr(ModelConfig(), key):
+                yield f"model.{key} = {getattr(model, key)} has no effect on model.name = {model.name!r}; it is for qwen2"
     decay_name = "train.max_steps" if schedule.decay_steps is None else "schedule.decay_steps"
     decay = train.max_steps if schedule.decay_steps is None else schedule.decay_steps
     if schedule.warmup_steps is not None and schedule.warmup_steps > decay:

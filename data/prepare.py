@@ -197,7 +197,7 @@ def _parser() -> Parser:
         "--val-fraction",
         type=_fraction,
         help=f"documents held out ({VAL_FRACTION}; openwebtext {OPENWEBTEXT_VAL_FRACTION}). Both splits get at least one document, "
-        "a single document is cut in two; 0 leaves val.bin empty (train only), 1 leaves train.bin empty (a test set)",
+        "a single document is cut in two; 0 leaves val.bin empty (training then needs another --val-fraction), 1 leaves train.bin empty (a test set)",
     )
     add("--seed", type=int, default=default.seed, help=f"of the split ({default.seed})")
     add("--limit", type=_positive, help="read this many documents only")

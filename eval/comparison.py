@@ -16,7 +16,7 @@ OBJECTIVE = ("mask_fraction", "mask_token_id")  # of [data]
 
 @dataclass
 class Group:
-    """The runs of one (family, head, options) over seeds. `values[metric][seed]`, `n_vectors[metric][seed]`."""
+    """The runs of one (family, head, options) over seeds. `values[metric][seed]`."""
 
     family: str
     head: str

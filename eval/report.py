@@ -81,7 +81,8 @@ def as_csv(comparison: Comparison) -> str:
 def terminal_table(comparison: Comparison) -> str:
     """The main metrics, one line per group; ± is the standard deviation over seeds."""
     keys = [key for key in TERMINAL if key in comparison.metrics()]
-    rows = [["", "n", *(TERMINAL[key] for key in keys)]]
+    masked = any(group.masked for group in comparison.groups)
+    rows = [["", "n", *(TERMINAL[key].replace("perplexity", PSEUDO) if masked else TERMINAL[key] for key in keys)]]
     for group in comparison.groups:
         name = f"{group.family} {group.label}" + (" *" if group.is_baseline else "")
         rows.append([name, str(len(group.runs)), *(mean_and_spread(group, key) for key in keys)])

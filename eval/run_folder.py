@@ -41,7 +41,7 @@ class RunFolder:
 
     @cached_property
     def options(self) -> tuple[tuple[str, object], ...]:
-        """What makes this head differ from another of its name: its options, untied prototypes, its own learning rate; sorted."""
+        """What makes this head differ from another of its name: its options and untied prototypes; sorted."""
         options = {key: value for key, value in self.config["head"].items() if key != "name"}
         if not self.config["model"].get("tie_weights", True):
             options["untied"] = True

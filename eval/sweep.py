@@ -28,6 +28,7 @@ from eval.compare import write
 from eval.comparison import compare
 from eval.report import terminal_table
 from eval.run_folder import read_json, read_run
+from runs import resolve_if_prepared
 from training.checkpoint import write_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -105,6 +106,10 @@ def make_plans(path: str, families: list[str | None], heads: list[str], numbers:
         kept = [] if name == common.head.name else [f"--{key}=none" for key, value in items(common) if own_option(key, value)]
         settings = [*overrides, *kept, f"--model.name={family}", f"--head.name={name}", f"--seed={seed}", *flags]
         config = replace(load_config(path, settings), out_dir=str(out_dir / label))
+        try:
+            resolve_if_prepared(config)  # an option that this head does not have shows before the first run
+        except ValueError as error:
+            raise InputError(f"--heads {head}: {error}") from error
         plans.append(Plan(label, family, head, seed, to_toml(config), out_dir))
     doubled = {plan.name for plan in plans if sum(other.name == plan.name for other in plans) > 1}
     if doubled:

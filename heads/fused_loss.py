@@ -165,15 +165,17 @@ class _Work:
         u, ratio, floored = at
         weights = weights * self.link.slope(self.sharpness)
         grad, grad_ratio = self.link.pull(grad, u, ratio)
+        if floored is not None and self.link.singular:
+            index, mask = floored
+            for part in (grad, grad_ratio):
+                if part is not None:
+                    part[index] = part[index].masked_fill_(mask, 0)
         if grad_ratio is not None:
             grad_ratio *= weights
             if self.grads.row_ratio is not None:
                 self.grads.row_ratio[rows] = grad_ratio.sum(1)
             if self.grads.column_ratio is not None:
                 self.grads.column_ratio[: len(self.y)] += grad_ratio.sum(0)
-        if floored is not None and self.link.singular:
-            index, mask = floored
-            grad[index] = grad[index].masked_fill_(mask, 0)
         self.pairs.backward(self.x[rows], u, grad, weights, (self.grads.x[rows], self.grads.y[: len(self.y)]))
 
     def start_gradients(self, needs):

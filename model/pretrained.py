@@ -12,6 +12,7 @@ from commands import InputError
 from model import BACKBONES
 from model.hf import fetch, read_checkpoint
 from model.hf_families import FAMILIES
+from training.checkpoint import Checkpoints
 
 SAME = ("name", "n_layer", "n_head", "n_embd", "num_key_value_heads", "intermediate_size", "bias", "rope_theta", "rms_norm_eps")
 
@@ -42,7 +43,7 @@ def load_pretrained(model: nn.Module, config) -> str:
         state[positions] = state[positions][:block_size]
     if len(state[embedding]) > len(own[embedding]):
         raise InputError(f"model.init_from: model.vocab_size = {len(own[embedding])} is below the {len(state[embedding])} rows of {source}")
-    same_head = heads_agree(model.head, stored_head, config.head.name, state)
+    same_head = heads_agree(model.head, stored_head, config.head.name)
     if same_head and not config.model.tie_weights:
         state.setdefault("head.weight", state[embedding])  # it was tied there
     for name in ("head.weight", "head.bias", embedding):  # one row per id, and no bias for ids that are no word
@@ -71,7 +72,7 @@ def effective(key: str, section: dict):
     return True if key == "bias" and value is None else value
 
 
-def heads_agree(head: nn.Module, stored: dict, name: str, state: dict[str, Tensor]) -> bool:
+def heads_agree(head: nn.Module, stored: dict, name: str) -> bool:
     """Whether the stored head is this one: the same distance with the same options, so that its tensors mean the same."""
     options = {key: value for key, value in head.options().items() if value is not None}
     given = {key: value for key, value in stored.items() if key != "name" and value is not None}
@@ -82,9 +83,9 @@ def read_run(folder: Path) -> tuple[dict, dict, dict[str, Tensor]]:
     """([model] keys, [head] keys, state dict) of the newest checkpoint in a run folder. Raises InputError if there is none."""
     try:
         config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
-        newest = max((folder / "checkpoints").glob("step_*/model.safetensors"), default=None)
+        newest = Checkpoints(folder).newest_valid()
         if newest is None:
             raise InputError(f"model.init_from: {folder} has no checkpoint yet")
-        return config["model"], config["head"], load_file(newest)
+        return config["model"], config["head"], load_file(newest[0] / "model.safetensors")
     except (OSError, SafetensorError, tomllib.TOMLDecodeError, KeyError) as error:
         raise InputError(f"model.init_from: cannot read the run folder {folder}: {error}") from error

@@ -2,18 +2,24 @@
 
 import json
 import math
+import os
 import resource
 import shutil
 import signal
+import subprocess
 import time
 import warnings
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.amp import GradScaler
 
+import runs
 import train
 from commands import InputError, RunFailed
+from heads import HEADS
+from training.precision import Precision
 
 
 def run(config_file, out_dir, *flags):
@@ -97,6 +103,16 @@ def test_a_run_may_start_from_another_with_another_head(config_file, tmp_path):
     moved = weights(tmp_path / "other", 2)["backbone.h.1.mlp.c_fc.weight"]
     assert 0 < (moved - backbone).abs().max() < 0.01
     run(config_file, tmp_path / "other", start, "--head.name=cosine", "--train.max_steps=3", "--resume")
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_trains_opens_resumes_and_repeats(config_file, tmp_path, head):
+    out = tmp_path / "run"
+    run(config_file, out, f"--head.name={head}", "--train.max_steps=1", "--schedule.decay_steps=3")
+    assert runs.open_run(out).config.head.name == head
+    run(config_file, out, f"--head.name={head}", "--train.max_steps=2", "--resume")
+    run(out / "config.toml", tmp_path / "again")
+    assert losses(tmp_path / "again") == losses(out)
 
 
 # ---------------------------------------------------------------------------- what must not change the sequence of updates
@@ -226,6 +242,76 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(config_file, tmp_path, exec
     run(config_file, out, "--resume")
     run(config_file, tmp_path / "whole")
     assert_same_weights(weights(out, 6), weights(tmp_path / "whole", 6))
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, "SIGTERM"), (signal.SIGKILL, None)])
+def test_two_processes_end_together(config_file, tmp_path, execute, number, status):
+    """SIGTERM to torchrun: a checkpoint. SIGKILL of one process: the job ends, and goes on from its last checkpoint."""
+    out = tmp_path / "run"
+    flags = ("--train.max_steps=100000", "--train.checkpoint_interval=2", "--train.batch_size=4")
+    process = execute.start(*torchrun(2, config_file, f"--out_dir={out}", *flags))
+    wait_for_step(out, 5, process)
+    if number == signal.SIGTERM:
+        process.send_signal(number)
+    else:
+        children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+        os.kill(int(children[-1]), number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode != 0, output
+    stopped = max(int(path.name[5:]) for path in (out / "checkpoints").glob("step_*"))
+    if status:
+        assert json.loads((out / "run.json").read_text())["exit_reason"] == status
+        assert stopped == lines(out, "train")[-1]["step"]
+    run(config_file, out, *flags[1:2], f"--train.max_steps={stopped + 1}", "--schedule.decay_steps=100000", "--resume")
+    assert lines(out, "train")[-1]["step"] == stopped + 1
+
+
+def test_resuming_on_other_data_is_refused(config_file, tmp_path):
+    from data.prepare import main as prepare
+
+    (tmp_path / "a.txt").write_text("one text " * 500)
+    (tmp_path / "b.txt").write_text("two text " * 500)
+    flags = (f"--data.dataset={tmp_path / 'data'}", "--schedule.decay_steps=6")
+    prepare([str(tmp_path / "a.txt"), "--tokenizer", "bytes", "--out", str(tmp_path / "data")])
+    run(config_file, tmp_path / "run", *flags, "--train.max_steps=2")
+    prepare([str(tmp_path / "b.txt"), "--tokenizer", "bytes", "--out", str(tmp_path / "data"), "--overwrite"])
+    with pytest.raises(InputError, match="not the one this run was trained on .checksum differ"):
+        run(config_file, tmp_path / "run", *flags, "--resume")
+
+
+def test_bfloat16_accumulates_and_resumes_bitwise(config_file, tmp_path):
+    flags = ("--train.precision=bfloat16", "--head.name=cosine", "--train.batch_size=4", "--train.gradient_accumulation_steps=2")
+    run(config_file, tmp_path / "whole", *flags)
+    run(config_file, tmp_path / "parts", *flags, "--train.max_steps=3", "--schedule.decay_steps=6")
+    run(config_file, tmp_path / "parts", *flags, "--resume")
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert_same_weights(weights(tmp_path / "parts", 6), weights(tmp_path / "whole", 6))
+
+
+@pytest.mark.parametrize("scale, overflows", [(2.0**126, True), (2.0**10, False)])
+def test_an_overflow_of_scaled_gradients_repeats_the_step_at_half_the_scale(config_file, tmp_path, capsys, monkeypatch, scale, overflows):
+    class Scaled(Precision):  # float16's scaler, on float32 products, which a CPU can do
+        def __init__(self, name, device):
+            super().__init__("float32", device)
+            self.scaler = GradScaler("cpu", init_scale=scale)
+
+    run(config_file, tmp_path / "plain")
+    monkeypatch.setattr(train, "Precision", Scaled)
+    run(config_file, tmp_path / "scaled")
+    skipped = [line["skipped"] for line in lines(tmp_path / "scaled", "train")]
+    assert (sum(skipped) > 0) == overflows == ("update skipped; scale now" in capsys.readouterr().out)
+    assert losses(tmp_path / "scaled") == pytest.approx(losses(tmp_path / "plain"), rel=1e-4)
+
+
+def test_twenty_overflows_in_a_row_stop_the_run(config_file, tmp_path, monkeypatch):
+    class Hopeless(Precision):
+        def __init__(self, name, device):
+            super().__init__("float32", device)
+            self.scaler = GradScaler("cpu", init_scale=2.0**127, backoff_factor=0.999)
+
+    monkeypatch.setattr(train, "Precision", Hopeless)
+    with pytest.raises(RunFailed, match="step 1: 20 float16 gradient overflows in a row"):
+        run(config_file, tmp_path / "run")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import torch
@@ -57,7 +58,7 @@ class Checkpoints:
             kept = self.steps()
             last = f"the last good one is {self.folder / f'step_{kept[-1]:08d}'}" if kept else "there is none yet"
             raise RunFailed(f"cannot write the checkpoint of step {state['step']} to {self.folder}: {error}; {last}") from error
-        self._prune(state["best_step"])
+        self._prune(state["step"], state["best_step"])
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint, in order."""
@@ -80,7 +81,7 @@ class Checkpoints:
             try:
                 return self.open(step)
             except InputError as damaged:
-                print(f"warning: {damaged}; trying the one before", flush=True)
+                print(f"warning: {damaged}; trying the one before", file=sys.stderr, flush=True)
         if steps:
             raise InputError(f"{self.folder}: none of the {len(steps)} checkpoints is whole; start again with --overwrite")
         return None
@@ -100,10 +101,12 @@ class Checkpoints:
             raise InputError(f"checkpoint {folder} is damaged: {', '.join(broken)} is not what was written")
         return folder, state
 
-    def _prune(self, best_step: int | None) -> None:
-        for step in self.steps()[: -self.keep_last]:
-            if step != best_step:
-                shutil.rmtree(self.folder / f"step_{step:08d}")
+    def _prune(self, current: int, best_step: int | None) -> None:
+        """Beyond `current` lie only checkpoints that were passed over as damaged: their steps are being made again."""
+        steps = self.steps()
+        kept = {*[step for step in steps if step <= current][-self.keep_last :], best_step}
+        for step in set(steps) - kept:
+            shutil.rmtree(self.folder / f"step_{step:08d}")
 
     def _clear_unfinished(self) -> None:
         for leftover in self.folder.glob(".step_*.writing"):

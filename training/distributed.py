@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from commands import InputError
+from commands import InputError, RunFailed
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,10 @@ def connect(device_name: str) -> Iterator[World]:
     dist.init_process_group("nccl" if nccl else "gloo", device_id=device if nccl else None)
     try:
         yield World(rank, local_rank, size, device)
+    except RuntimeError as error:
+        if isinstance(error, dist.DistError) or "gloo" in str(error):  # Gloo raises plain RuntimeErrors
+            raise RunFailed(f"process {rank} of {size} lost the others ({str(error).splitlines()[0][:160]}); go on with --resume") from error
+        raise
     finally:
         dist.destroy_process_group()
 
@@ -88,6 +92,8 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         name = next(kind for kind, here in available.items() if here)
+    if name not in available:
+        raise InputError(f"unknown device {name!r}: it is auto, {', '.join(available)}")
     if not available[name]:
         here = ", ".join(kind for kind, is_here in available.items() if is_here)
         raise InputError(f"train.device = \"{name}\": this machine (or this build of torch) has no {name} device; it has: {here}")

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import platform
-import resource
 import shutil
 import subprocess
 import sys
@@ -104,6 +103,8 @@ class Record:
 
     def _say(self, line: dict) -> None:
         shown = [text.format(line[key]) for key, text in COLUMNS.items() if line.get(key) is not None]
+        if self.about.get("objective") == "masked":
+            shown = [text.replace("perplexity", "pseudo-perplexity") for text in shown]
         self.say(f"step {line['step']:>6} | " + " | ".join(shown))
 
 
@@ -173,10 +174,15 @@ def cpu_name() -> str:
         return platform.processor()
 
 
-def peak_memory_mb(device: torch.device) -> float:
-    """Highest memory so far, in MB of 10^6 bytes: allocated on the GPU, or resident in this process."""
+def peak_memory_mb(device: torch.device) -> float | None:
+    """Highest memory so far, in MB of 10^6 bytes: allocated on the GPU, or resident in this process;
+    None where the system does not tell."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return None
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, KiB on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 

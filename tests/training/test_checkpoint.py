@@ -52,6 +52,15 @@ def test_the_newest_are_kept_and_the_best_beside_them(tmp_path):
     assert checkpoints.best() == 2
 
 
+def test_a_damaged_newer_one_never_costs_the_one_just_written(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep_last=1)
+    save(checkpoints, Tied(), 100, best=100)
+    save(checkpoints, Tied(), 200, best=100)
+    (tmp_path / "checkpoints" / "step_00000200" / "optimizer.pt").write_bytes(b"damaged")
+    save(checkpoints, Tied(), 150, best=100)
+    assert checkpoints.steps() == [100, 150]
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "state.json"])
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
 def test_a_damaged_checkpoint_is_passed_over_by_name(tmp_path, capsys, name, damage):
@@ -66,7 +75,7 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(tmp_path, capsys, name, dam
         content[len(content) // 2] ^= 255
         victim.write_bytes(content[:-9] if damage == "cut" else content)
     folder, stored = checkpoints.newest_valid()
-    assert stored["step"] == 1 and "step_00000002" in capsys.readouterr().out
+    assert stored["step"] == 1 and "step_00000002" in capsys.readouterr().err
     with pytest.raises(InputError, match="step_00000002 is damaged"):
         checkpoints.open(2)
 
