@@ -99,6 +99,7 @@ def evaluate(run: Run, dataset: Dataset, tokens: int | None = None, batch_size: 
         "train_nll": mean_nll(model, windows(dataset.train, config.eval.tokens, "train")),
         **figures,
         "bits_per_byte": bits,
+        "exponent": model.head.exponent_value,
         "objective": "causal" if model.backbone.causal else "masked",
         "prototypes": PrototypeGeometry().measure(model.head),
         "family": config.model.name,

@@ -173,7 +173,7 @@ def test_toml_round_trips_exactly(tmp_path, path):
             DataConfig(odd, mask_fraction=1 / 3, mask_token_id=0),
             seed=2**63 - 1,
             out_dir="",
-            model=ModelConfig(rms_norm_eps=1e-300, rope_theta=1e22, bias=False, init_from="none"),
+            model=ModelConfig("qwen2", rms_norm_eps=1e-300, rope_theta=1e22, bias=False, init_from="none"),
             head=HeadConfig(exponent="auto", p=float("inf"), normalized=False, tau=5e-324),
         ),
     ]
