@@ -30,3 +30,12 @@ def test_a_zero_row_has_a_finite_gradient_when_normalized():
     h.requires_grad_()
     head_with(w, "bray_curtis", normalized=True, exponent=9.0)(h, torch.arange(17)).backward()
     assert torch.isfinite(h.grad).all() and h.grad[2].abs().max() < 100
+
+
+def test_a_pair_at_the_floor_has_no_gradient_through_its_denominator_either():
+    _, w = problem()
+    head = head_with(w, "bray_curtis", exponent=6.0)
+    hidden = head.weight[:1].detach().clone().requires_grad_()
+    head(hidden, torch.tensor([0])).backward()
+    assert torch.all(head.weight.grad[0] == 0), "this prototype is in no other pair"
+    assert torch.any(head.weight.grad[1:] != 0)
