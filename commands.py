@@ -34,6 +34,9 @@ class Parser(argparse.ArgumentParser):
 
 def command(main: Callable[[list[str]], int | None]) -> None:
     """Runs `main(argv)` and exits with its status; failures become one line on stderr, a traceback only with `--debug`."""
+    for name in ("stdout", "stderr"):  # None where the caller closed it
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))
     argv = [argument for argument in sys.argv[1:] if argument != "--debug"]
     if len(argv) < len(sys.argv) - 1:
         sys.exit(main(argv))

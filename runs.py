@@ -1,7 +1,7 @@
 """Opening a run, in one place: config -> the dataset's description -> backbone and head -> weights."""
 
 import dataclasses
-import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from heads import build_head
 from model import build_model
 from model.language_model import LanguageModel
 from training.checkpoint import Checkpoints, load_model
+from training.record import read_json
 
 ROW_MULTIPLE = 64  # matrix products over the vocabulary are fastest on whole tiles (nanoGPT's 50,304 = 786 x 64)
 
@@ -61,7 +62,7 @@ def find_checkpoint(checkpoints: Checkpoints, which: str) -> tuple[Path, dict]:
         if best is None:
             raise InputError(f"{checkpoints.folder}: no best checkpoint yet; use --checkpoint last")
         return checkpoints.open(best)
-    if not str(which).isdigit():
+    if not re.fullmatch("[0-9]+", str(which)):
         raise InputError(f"--checkpoint {which}: it is last, best or a step")
     return checkpoints.open(int(which))
 
@@ -126,12 +127,25 @@ def check_dataset(run_dir: Path, meta: DatasetMeta) -> None:
         raise InputError(f"--resume: the dataset is not the one this run was trained on ({', '.join(changed)} differ from {run_dir}/run.json)")
 
 
+def check_pretrained(config: Config, meta: DatasetMeta) -> None:
+    """Raises InputError if `model.init_from` is a run whose ids mean other words than the dataset's."""
+    source = Path(config.model.init_from)
+    if not (source / "run.json").is_file():
+        return
+    stored = read_meta(source)
+    if (stored.tokenizer, stored.vocab_size) != (meta.tokenizer, meta.vocab_size):
+        raise InputError(
+            f"model.init_from: {source} was trained on ids of {stored.tokenizer} ({stored.vocab_size}), and {config.data.dataset} holds "
+            f"ids of {meta.tokenizer} ({meta.vocab_size})"
+        )
+
+
 def read_meta(run_dir: Path) -> DatasetMeta:
     """The dataset's description as the run recorded it. Raises InputError if run.json does not hold it."""
     path = run_dir / "run.json"
     try:
-        return DatasetMeta.from_dict(json.loads(path.read_text(encoding="utf-8"))["dataset"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # InputError is a ValueError
+        return DatasetMeta.from_dict(read_json(path)["dataset"])
+    except (OSError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is damaged or no run's record ({type(error).__name__}: {error})") from error
 
 
@@ -151,8 +165,8 @@ def build(config: Config, meta: DatasetMeta) -> LanguageModel:
         return LanguageModel(backbone, head, config.model.tie_weights)
     except InputError:
         raise
-    except ValueError as error:
-        raise InputError(f"this model cannot be built: {error}") from error
+    except (ValueError, OverflowError, MemoryError, RuntimeError) as error:  # the last: torch has no room for it, or no number
+        raise InputError(f"this model cannot be built: {str(error).splitlines()[0][:300] if str(error) else 'no memory'}") from error
 
 
 def build_vocabulary_head(config: Config, meta: DatasetMeta) -> nn.Module:

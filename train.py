@@ -8,6 +8,7 @@
 
 import contextlib
 import dataclasses
+import inspect
 import math
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import runs
-from commands import Interrupted, RunFailed, command
+from commands import InputError, Interrupted, RunFailed, command
 from config import Config, load_config, parse_command_line, to_toml
 from config.schema import LogConfig
 from data.loader import BatchShape, TrainLoader, validation_batches
@@ -38,6 +39,9 @@ from training.stop import StopRequest, stop_on_signal
 from training.trackers import build_trackers, check_trackers
 from training.utilization import flops_per_token, peak_flops
 
+# The buffers, an exponent and a scale, are equal everywhere from the start. torch 2.13 has renamed the argument.
+RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+UNSYNCHRONISED_BUFFERS = {"forward_sync_buffers" if RENAMED else "broadcast_buffers": False}
 MAX_SKIPS = 20  # float16 overflows in a row before the run stops: the scale has then shrunk a million-fold
 
 
@@ -94,15 +98,16 @@ class Training:
                 self.geometry.remember(self.model.head)
         else:
             if config.model.init_from:
+                runs.check_pretrained(config, self.dataset.meta)
                 load_pretrained(self.model, config)
             if self.model.head.needs_calibration:
-                self.model.head.calibrate(HiddenStates(self.model.backbone, self.loader.batches(0), self.precision), world.all_reduce)
+                self.calibrate()
         self.wrapped = self.model
         if config.train.compile:
             compile_backbone(self.model.backbone, self.one_pass)
         if world.size > 1:
             devices = [world.device] if world.device.type == "cuda" else None
-            self.wrapped = DistributedDataParallel(self.model, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True)
+            self.wrapped = DistributedDataParallel(self.model, device_ids=devices, gradient_as_bucket_view=True, **UNSYNCHRONISED_BUFFERS)
 
         self.record = Record(checkpoints.folder.parent, world.is_main, config.log.interval)
         self.meter = None  # of emissions; begins with run()
@@ -270,6 +275,13 @@ class Training:
         """Share of the devices' peak, None where it is not known."""
         peak = peak_flops(self.world.device, self.precision.dtype)
         return peak and tokens_per_s * flops_per_token(self.model, self.config.model) / (peak * self.world.size)
+
+    def calibrate(self) -> None:
+        """Gives the head's `auto` options their values, from the whole global batch of step 0."""
+        try:
+            self.model.head.calibrate(HiddenStates(self.model.backbone, self.loader.batches(0), self.precision), self.world.all_reduce)
+        except ValueError as error:
+            raise InputError(f"the head cannot be calibrated: {error}") from error
 
     def one_pass(self) -> None:
         """A forward and backward pass that leaves nothing behind."""

@@ -201,7 +201,7 @@ def peak_memory(spec: str, settings) -> float:
     run(settings.tokens)
     peak = memory_peak(settings)
     gradients = [hidden.grad, *(parameter.grad for parameter in head.parameters())]
-    return (peak - before) / 1e6 - sum(grad.numel() * grad.element_size() for grad in gradients) / 1e6
+    return max(0.0, (peak - before) / 1e6 - sum(grad.numel() * grad.element_size() for grad in gradients) / 1e6)
 
 
 def memory_now(settings) -> int:

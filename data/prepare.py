@@ -212,6 +212,10 @@ def _parser() -> Parser:
 
 def main(argv: list[str]) -> None:
     args = _parser().parse_args(argv)
+    if not args.source or args.out == Path():
+        raise InputError("SOURCE and --out must not be empty (an unset variable?)")
+    if not 0 <= args.seed < 2**63:
+        raise InputError(f"--seed {args.seed} must lie in 0..2^63 - 1")
     cpus = os.cpu_count() or 1
     workers = min(args.workers or MOST_WORKERS, cpus)
     fraction = args.val_fraction

@@ -146,7 +146,7 @@ def _json_lines(path: Path, options: SourceOptions) -> Iterator[Document]:
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise InputError(f"{where}: not JSON ({error})") from None
             if not isinstance(row, dict):
                 raise InputError(f"{where}: a {type(row).__name__} where an object with a text column was expected")

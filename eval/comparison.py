@@ -223,6 +223,9 @@ def run_remarks(run: RunFolder) -> list[str]:
         reason = f" ({run.about['exit_reason']})" if run.about.get("exit_reason") else ""
         last = run.metrics.train[-1]["step"] if run.metrics.train else run.metrics.eval[-1]["step"]
         notes.append(f"{run.directory}: ended at step {last} of {run.max_steps}{reason}, so it has no final values")
+    elif not run.evaluated_whole:
+        notes.append(f"{run.directory}: not evaluated on all of its val after the last step, so bits per byte and the pictures of hidden states "
+                     f"lack it; python -m eval.evaluate {run.directory} fills them in")
     if run.metrics.unreadable:
         notes.append(f"{run.directory}: {run.metrics.unreadable} line(s) of metrics.jsonl are cut and were left out")
     return notes

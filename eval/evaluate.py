@@ -25,6 +25,7 @@ from data.tokenizers import load_tokenizer
 from eval.geometry import PrototypeGeometry, nearest_words
 from eval.run_folder import HIDDEN_STATES
 from eval.validation import Scores, mean_nll, metrics, score
+from model.hf import NO_DATASET
 from runs import Run, masking, open_run
 from training.checkpoint import write_text
 from training.distributed import choose_device
@@ -41,7 +42,7 @@ LABELS = {
 PSEUDO = {
     "val_nll": "NLL (nats/masked position)",
     "val_perplexity": "pseudo-perplexity (masked positions)",
-    "bits_per_byte": "pseudo bits per byte",
+    "bits_per_byte": "pseudo bits per byte", "train_nll": "train NLL (nats/masked position)",
 }
 
 
@@ -63,19 +64,22 @@ def main(argv: list[str]) -> None:
 
     device = choose_device(asked.device)
     run = open_run(asked.run, asked.checkpoint, device)
+    if asked.dataset is None and run.config.data.dataset == NO_DATASET:
+        raise InputError(f"{asked.run} was imported and names no dataset: say which with --dataset DIR")
     dataset = open_dataset(asked.dataset or run.config.data.dataset)
     check_vocabulary(run.meta, dataset)
     tokenizer = load_tokenizer(run.meta.tokenizer) if asked.neighbours else None
 
     scores, results = evaluate(run, dataset, asked.tokens, asked.batch_size)
+    if asked.neighbours:
+        results["neighbours"] = neighbours(run, tokenizer, asked.neighbours)
+    save_hidden_states(scores, run.directory / HIDDEN_STATES)
+    write_text(run.directory / "eval.json", strict_json(results, indent=2) + "\n")
     print(table(run, results))
     if dataset.meta.checksum != run.meta.checksum:
         print("note: this is not the dataset that the run was trained on (the checksums differ)")
     if asked.neighbours:
-        results["neighbours"] = neighbours(run, tokenizer, asked.neighbours)
         print(neighbour_table(results["neighbours"]))
-    save_hidden_states(scores, run.directory / HIDDEN_STATES)
-    write_text(run.directory / "eval.json", strict_json(results, indent=2) + "\n")
     print(strict_json(results))
 
 

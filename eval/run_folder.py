@@ -3,6 +3,7 @@
 import json
 import math
 import tomllib
+import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -67,17 +68,30 @@ class RunFolder:
         return last if last.get("step") == self.max_steps else {}
 
     @property
+    def evaluated_whole(self) -> bool:
+        """Whether eval.json scores the finished run on all of its own val: what may stand beside other runs' figures."""
+        dataset, scored = self.about.get("dataset") or {}, self.evaluation.get("n_tokens")
+        same_text = self.evaluation.get("checksum") in (None, dataset.get("checksum"))
+        all_of_it = None in (scored, dataset.get("val_tokens")) or dataset["val_tokens"] - scored <= 1  # the first token is no target
+        return bool(self.final) and self.evaluation.get("step") == self.max_steps and same_text and all_of_it
+
+    @property
     def norms(self) -> dict[int, float]:
         """Step -> norm of the full gradient before clipping."""
         return {line["step"]: line["grad_norm"] for line in self.metrics.train if isinstance(line.get("grad_norm"), (int, float))}
 
     def hidden_states(self) -> dict[str, np.ndarray] | None:
-        """Eigenvalues (D,) of the covariance and principal coordinates (n, 2) of hidden states, if `eval.evaluate` has been run."""
+        """Eigenvalues (D,) of the covariance and principal coordinates (n, 2) of hidden states, if `eval.evaluate` has scored all of val."""
         path = self.directory / HIDDEN_STATES
+        if self.evaluation and not self.evaluated_whole:
+            return None
         if not path.is_file():
             return None
-        with np.load(path, allow_pickle=False) as stored:
-            return dict(stored)
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                return dict(stored)
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile):  # damaged: as if `eval.evaluate` had not been run
+            return None
 
     def energy_at(self, key: str, steps: list[int]) -> np.ndarray:
         """Cumulative `key` ("kwh", "gco2eq") of training at each of `steps`, linear within an interval; NaN beyond what was measured.

@@ -76,7 +76,7 @@ def measure(run: RunFolder, baseline: RunFolder | None, terms: Terms) -> dict[st
     values["train_perplexity"] = exponential(values["train_nll"])
     finite = [line["val_nll"] for line in run.metrics.eval if math.isfinite(number(line.get("val_nll"), math.nan))]
     values["best_val_nll"] = min(finite, default=None)
-    if run.final and run.evaluation.get("step") == run.max_steps:
+    if run.evaluated_whole:
         values["bits_per_byte"] = number(run.evaluation.get("bits_per_byte"))
     values |= gradients(run, baseline, terms) | speed(run, baseline) | energy(run, baseline, terms) | prototypes(run)
     return values

@@ -120,7 +120,7 @@ class DistanceHead(Head):
             out = flat.new_empty(len(flat), len(self.weight))
             for rows, u, ratio in chunks_of_values(recipe, operands):
                 out[rows] = distance(recipe.link, u, ratio) / unit
-        return out.view(*hidden.shape[:-1], -1)
+        return out.view(*hidden.shape[:-1], len(self.weight))
 
     # Exponent and scale.
 
@@ -152,7 +152,11 @@ class DistanceHead(Head):
         if self.settings["hidden_scale"] == "auto":
             square = self._mean(parts, reduce, lambda rows: rows.to(wide).square().sum() / self.n_embd)
             words = self.weight[: self.vocab_size].to(wide).square().mean()
-            self.scale.copy_((words / square).sqrt())
+            scale = (words / square).sqrt()
+            if not (torch.isfinite(scale) and scale > 0):
+                raise ValueError(f"hidden_scale \"auto\": cannot be calibrated on hidden states of mean square {square.item()} and prototypes of "
+                                 f"mean square {words.item()}")
+            self.scale.copy_(scale)
         if self.harmonic and self.settings["exponent"] == "auto":
             variance = self._mean(parts, reduce, self._spread)
             n = self.settings["exponent_spread"] / variance.sqrt()

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from heads.kernels import Kernel
 
@@ -72,8 +71,9 @@ class _FusedLoss(torch.autograd.Function):
         return losses if per_token else losses.sum()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad_output):
+        if torch.is_grad_enabled():  # create_graph: the gradients below are constants, and a second derivative would lack their part
+            raise RuntimeError("the loss of a head can be differentiated once only (create_graph=True was asked for)")
         targets, weights, *tensors = ctx.saved_tensors
         grads, ctx.grads = ctx.grads, None  # given away: autograd may keep them as .grad without a copy
         if grads is None:  # per-token losses, or a second backward through the same graph

@@ -104,7 +104,7 @@ class Head(nn.Module):
             for rows, u, ratio in chunks_of_values(recipe, operands):
                 z = recipe.link.logits(u, ratio, operands.sharpness)
                 out[rows, : self.vocab_size] = torch.log_softmax(z, 1)
-        return out.view(*hidden.shape[:-1], -1)
+        return out.view(*hidden.shape[:-1], len(self.weight))
 
     def _flat(self, hidden):
         if not hidden.is_floating_point():

@@ -44,6 +44,10 @@ class KeyValueCache:
         return self.layers[0].length
 
 
+COLDEST = 1e-6  # a temperature below it is 0: every other token would underflow anyway
+HOTTEST = 1e6  # above it float32 sees a uniform distribution
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How next tokens are chosen. Raises ValueError naming the value that cannot be."""
@@ -59,9 +63,10 @@ class Sampling:
         for name, valid in (
             ("max_new_tokens", self.max_new_tokens >= 1),
             ("num_samples", self.num_samples >= 1),
-            ("temperature", 0 <= self.temperature < float("inf")),
+            ("temperature", 0 <= self.temperature <= HOTTEST),
             ("top_k", self.top_k is None or self.top_k >= 1),
             ("top_p", self.top_p is None or 0 < self.top_p <= 1),
+            ("seed", 0 <= self.seed < 2**63),
         ):
             if not valid:
                 raise ValueError(f"{name}={getattr(self, name)} is out of range")
@@ -69,15 +74,17 @@ class Sampling:
 
 def choose(log_probs: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
     """One token (B,) per row of `log_probs` (B, rows), drawn as `sampling` says. Tokens of probability 0 are never chosen."""
-    if sampling.temperature == 0:
+    if sampling.temperature < COLDEST:
         return log_probs.argmax(dim=-1)
-    scores = log_probs.float() / sampling.temperature
+    scores = (log_probs.float() - log_probs.float().amax(dim=-1, keepdim=True)) / sampling.temperature  # (B, rows), the best at 0
     tokens = None  # the token at each place of a row; None: place k is token k
     if sampling.top_k is not None or sampling.top_p is not None:
         scores, tokens = scores.topk(min(sampling.top_k or scores.size(-1), scores.size(-1)), dim=-1)  # sorted, the best first
     probs = scores.softmax(dim=-1)
     if sampling.top_p is not None:  # drop a token if those before it already hold top_p; the first always stays
-        probs[probs.cumsum(dim=-1) - probs >= sampling.top_p] = 0.0
+        dropped = probs.cumsum(dim=-1) - probs >= sampling.top_p
+        dropped[..., 0] = False
+        probs[dropped] = 0.0
     place = torch.multinomial(probs.cpu(), 1, generator=generator).to(log_probs.device)  # on the CPU: one seed, one text, any device
     return (place if tokens is None else tokens.gather(1, place))[:, 0]
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from commands import InputError, RunFailed
 
+FILES = ("model.safetensors", "optimizer.pt")
 WRAPPERS = re.compile(r"^(?:(?:module|_orig_mod)\.)+")  # what DDP and torch.compile put before a name, in any order
 
 
@@ -43,9 +44,9 @@ class Checkpoints:
             temporary.mkdir(parents=True)
             save_file(unshared_state(model), temporary / "model.safetensors")
             torch.save(optimizer, temporary / "optimizer.pt")
-            digests = {name: sha256(temporary / name) for name in ("model.safetensors", "optimizer.pt")}
+            digests = {name: sha256(temporary / name) for name in FILES}
             write_text(temporary / "state.json", json.dumps({**state, "sha256": digests}, indent=2) + "\n")
-            for name in digests:
+            for name in FILES:
                 flush_to_disk(temporary / name)
             if final.exists():
                 shutil.rmtree(final)
@@ -62,14 +63,16 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint, in order."""
-        return sorted(int(path.name[5:]) for path in self.folder.glob("step_*") if path.name[5:].isdigit())
+        return sorted(int(path.name[5:]) for path in self.folder.glob("step_*") if re.fullmatch("[0-9]+", path.name[5:]))
 
     def best(self) -> int | None:
         """The step with the lowest validation NLL, if one was saved."""
-        try:
-            return int((self.folder / "best").read_text(encoding="utf-8").strip().removeprefix("step_"))
-        except FileNotFoundError:
+        if not (self.folder / "best").exists():
             return None
+        name = (self.folder / "best").read_text(encoding="utf-8", errors="replace").strip()
+        if not re.fullmatch("step_[0-9]+", name):
+            raise InputError(f"{self.folder / 'best'} is damaged: it names no step")
+        return int(name[5:])
 
     def newest_valid(self) -> tuple[Path, dict] | None:
         """(folder, state) of the newest checkpoint whose files are whole; says which it had to pass over. None: no checkpoint.
@@ -94,8 +97,10 @@ class Checkpoints:
             raise InputError(f"{self.folder}: no checkpoint of step {step}; there are: {have}")
         try:
             state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-            broken = [name for name, digest in state["sha256"].items() if sha256(folder / name) != digest]
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+            broken = [name for name in FILES if sha256(folder / name) != state["sha256"][name]]
+            if state["step"] != step or "best_step" not in state:
+                raise ValueError(f"state.json is not that of step {step}")
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"checkpoint {folder} is damaged ({type(error).__name__}: {error})") from error
         if broken:
             raise InputError(f"checkpoint {folder} is damaged: {', '.join(broken)} is not what was written")
@@ -149,11 +154,15 @@ def shared_names(model: nn.Module) -> list[list[str]]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a small file whole or not at all."""
+    """Writes a small file whole or not at all. Raises RunFailed if it cannot."""
     temporary = path.with_name(f".{path.name}.writing")
-    temporary.write_text(text, encoding="utf-8")
-    flush_to_disk(temporary)
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        flush_to_disk(temporary)
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise RunFailed(f"cannot write {path}: {error}") from error
 
 
 def flush_to_disk(path: Path) -> None:

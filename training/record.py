@@ -1,5 +1,6 @@
 """The record of a run: its folder, what it ran on, one JSON line per step and evaluation, one line for the reader."""
 
+import contextlib
 import datetime
 import json
 import math
@@ -14,9 +15,13 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from commands import InputError
+from commands import InputError, RunFailed
 from training.checkpoint import write_text
 
+RUN_FILES = (  # what a run and its evaluation leave in its folder
+    "metrics.jsonl", "emissions*.csv*", ".emissions*.json", "checkpoints", "eval.json", "eval_hidden.npz", "tensorboard", "wandb",
+    ".*.writing", "run.json", "config.toml",
+)  # fmt: skip
 PACKAGES = ("torch", "numpy", "scipy", "tiktoken", "datasets", "codecarbon", "safetensors")
 COLUMNS = {  # of the terminal's line, in this order: key -> format
     "loss": "loss {:.4f}", "lr": "lr {:.2e}", "grad_norm": "grad_norm {:.3f}", "step_ms": "{:.0f} ms", "tokens_per_s": "{:,.0f} tokens/s", "mfu": "mfu {:.3f}",
@@ -51,7 +56,7 @@ class Record:
         write_text(self.run_dir / "config.toml", config_toml)
         self.about = {**describe_machine(), **about, "started": now(), "ended": None, "exit_reason": None}
         if (self.run_dir / "run.json").exists():  # a resumed run: its earlier sessions stay listed
-            earlier = json.loads((self.run_dir / "run.json").read_text(encoding="utf-8"))
+            earlier = read_json(self.run_dir / "run.json")
             session = {key: earlier.get(key) for key in ("started", "ended", "exit_reason", "world_size", "git")}
             self.about["earlier_sessions"] = [*earlier.get("earlier_sessions", []), session]
         self.describe()
@@ -83,8 +88,9 @@ class Record:
 
     def say(self, message: str) -> None:
         if self.active:
-            tqdm.write(message, file=sys.stdout)
-            sys.stdout.flush()
+            with contextlib.suppress(OSError):  # a terminal that is gone, or full, is no reason to stop training
+                tqdm.write(message, file=sys.stdout)
+                sys.stdout.flush()
 
     def flush(self) -> None:
         """Sees the lines on the disk, so that a checkpoint never knows more than the record."""
@@ -99,7 +105,10 @@ class Record:
             self.metrics = None
 
     def _write(self, line: dict) -> None:
-        self.metrics.write(strict_json(line) + "\n")
+        try:
+            self.metrics.write(strict_json(line) + "\n")
+        except OSError as error:
+            raise RunFailed(f"cannot write {self.run_dir / 'metrics.jsonl'}: {error}; make room and go on with --resume") from error
 
     def _say(self, line: dict) -> None:
         shown = [text.format(line[key]) for key, text in COLUMNS.items() if line.get(key) is not None]
@@ -113,14 +122,25 @@ def rewind_metrics(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             line = json.loads(text)
-        except json.JSONDecodeError:
+            if line["kind"] == "emissions" or line["step"] <= step:
+                kept.append(text + "\n")
+        except (ValueError, KeyError, TypeError):
             continue  # cut by the crash: its step is beyond the checkpoint, or is lost
-        if line["kind"] == "emissions" or line["step"] <= step:
-            kept.append(text + "\n")
     write_text(path, "".join(kept))
+
+
+def read_json(path: Path) -> dict:
+    """The JSON object in a file of a run folder. Raises InputError naming the file if it is damaged."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict):
+            raise ValueError("not a JSON object")
+        return value
+    except ValueError as error:
+        raise InputError(f"{path} is damaged ({error}); restore it, or start again with --overwrite") from error
 
 
 def check_folder(run_dir: Path, resume: bool, overwrite: bool) -> None:
@@ -130,14 +150,17 @@ def check_folder(run_dir: Path, resume: bool, overwrite: bool) -> None:
         raise InputError(f"--resume: there is no run folder {run_dir}; start the run without --resume")
     if used and not resume and not overwrite:
         raise InputError(f"{run_dir} is not empty: go on with --resume, start again with --overwrite, or choose another --out_dir")
-    if used and not (run_dir / "config.toml").is_file():
-        raise InputError(f"{run_dir} is not empty and no run folder (it has no config.toml): choose another --out_dir, or remove it yourself")
+    names = {path.name for path in run_dir.iterdir()} if used and run_dir.is_dir() else set()
+    if used and not {"config.toml", "run.json"} <= names and names != {"config.toml"}:  # the last: killed while it began
+        raise InputError(f"{run_dir} is not empty and no run folder (config.toml and run.json): choose another --out_dir, or remove it yourself")
 
 
 def clear_run(run_dir: Path) -> None:
-    """Empties a run folder that starts again at step 0, config.toml last, so that what is left is a run folder until the end."""
-    for path in sorted(run_dir.iterdir(), key=lambda path: path.name == "config.toml"):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    """Takes away what a run writes, for one that starts again at step 0; other files stay, and config.toml and run.json go last,
+    so that what is left is a run folder until the end."""
+    written = [path for pattern in RUN_FILES for path in run_dir.glob(pattern)]
+    for path in written:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def describe_machine() -> dict:
