@@ -86,3 +86,9 @@ def test_every_command_of_the_readme_names_what_exists(line):
             load_config(ROOT / word, [flag for flag in words if re.match(r"--\w+\.\w+=", flag)] if target.name == "train.py" else [])
         elif re.match(r"--[a-z][\w-]*$", word) and target.name != "train.py":
             assert f'"{word}"' in text, f"{line}: {target.name} has no {word}"
+
+
+def test_nothing_in_the_readme_is_left_open():
+    assert "@@" not in README
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert target.startswith("https://") or (ROOT / target).exists(), f"README links to {target}, which is not there"

@@ -1,5 +1,6 @@
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -113,7 +114,10 @@ def test_the_next_step_is_read_ahead_in_a_thread(make_tokens, monkeypatch):
     monkeypatch.setattr(tokens, "rows", lambda *window: readers.append(threading.current_thread()) or type(tokens).rows(tokens, *window))
     loader = TrainLoader(tokens, BatchShape(16, 4), seed=1)
     loader.batches(0)
-    loader.close()  # waits for the read in progress
+    deadline = time.monotonic() + 30
+    while len(readers) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    loader.close()
     assert len(readers) == 2 and threading.main_thread() not in readers
     assert not any(thread.is_alive() for thread in readers)
 
