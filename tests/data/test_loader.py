@@ -125,11 +125,9 @@ def test_the_next_step_is_read_ahead_in_a_thread(make_tokens, monkeypatch):
 def test_an_error_of_the_thread_reaches_the_caller(make_tokens):
     tokens = make_tokens(5000)
     loader = TrainLoader(tokens, BatchShape(16, 4), seed=1)
-    loader.batches(0)
-    os.truncate(tokens.path, 20)
+    os.truncate(tokens.path, 20)  # before the thread reads: a mapping that is cut under a read is a bus error
     with pytest.raises(InputError, match="has shrunk"):
-        for step in range(1, 4):  # the first of these may have been read already
-            loader.batches(step)
+        loader.batches(0)
     loader.close()
 
 
