@@ -119,3 +119,10 @@ def test_distances_and_shapes(name):
                 big.weight *= factor
             expected = d * (1 if name == "cosine" else factor)
             torch.testing.assert_close(big.distances(hidden.view(2, 3, 33) * factor), expected, rtol=1e-4, atol=0)
+
+
+def test_hidden_states_that_are_all_zero_calibrate_no_scale():
+    head = build_head("euclidean", n_embd=4, vocab_size=9, exponent=3.0, hidden_scale="auto")
+    with pytest.raises(ValueError, match="hidden_scale .auto.: cannot be calibrated"):
+        head.calibrate(torch.zeros(5, 4))
+    assert head.needs_calibration

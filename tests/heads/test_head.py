@@ -135,3 +135,20 @@ def test_no_gradient_work_without_gradients(name):
         loss = head(hidden, targets)
     assert not loss.requires_grad and loss == head(hidden, targets).detach()
     assert head(hidden, targets).requires_grad
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_no_hidden_states_have_no_log_probabilities_and_no_distances(name):
+    head = build_head(name, n_embd=4, vocab_size=9, padded_vocab_size=11, **({} if name == "linear" else {"exponent": 3.0}))
+    empty = torch.zeros(2, 0, 4)
+    assert head.log_probs(empty).shape == (2, 0, 11)
+    if name != "linear":
+        assert head.distances(empty).shape == (2, 0, 11)
+
+
+@pytest.mark.parametrize("name", ["cosine", "hamming", "bray_curtis"])
+def test_a_second_derivative_is_refused_rather_than_incomplete(name):
+    head = build_head(name, n_embd=4, vocab_size=9, exponent=3.0)
+    hidden = torch.randn(5, 4, requires_grad=True)
+    with pytest.raises(RuntimeError, match="differentiated once only"):
+        torch.autograd.grad(head(hidden, torch.arange(5)), hidden, create_graph=True)

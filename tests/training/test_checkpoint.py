@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from commands import InputError, RunFailed
-from training.checkpoint import Checkpoints, load_model, unshared_state
+from training.checkpoint import Checkpoints, load_model, unshared_state, write_text
 
 
 class Tied(nn.Module):
@@ -178,3 +178,35 @@ def test_an_unwritable_place_is_a_failed_run(tmp_path):
     (tmp_path / "checkpoints").write_text("a file stands in the way")
     with pytest.raises(RunFailed, match="cannot write the checkpoint of step 1 .* there is none yet"):
         save(Checkpoints(tmp_path), Tied(), 1)
+
+
+@pytest.mark.parametrize("text", ["[]", "5", "null", "{}", '{"sha256": {}, "step": 2, "best_step": null}', "garbage"])
+def test_a_damaged_state_is_passed_over(tmp_path, text):
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, Tied(), 1)
+    save(checkpoints, Tied(), 2)
+    (tmp_path / "checkpoints" / "step_00000002" / "state.json").write_text(text)
+    assert checkpoints.newest_valid()[1]["step"] == 1
+
+
+def test_a_state_of_another_step_is_damaged(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, Tied(), 2)
+    path = tmp_path / "checkpoints" / "step_00000002" / "state.json"
+    path.write_text(path.read_text().replace('"step": 2', '"step": 1'))
+    with pytest.raises(InputError, match="not that of step 2"):
+        checkpoints.open(2)
+
+
+def test_a_best_file_that_names_no_step_is_an_input_error(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "best").write_text("garbage")
+    with pytest.raises(InputError, match="names no step"):
+        Checkpoints(tmp_path).best()
+
+
+def test_a_small_file_that_cannot_be_written_leaves_nothing(tmp_path):
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(RunFailed, match="cannot write .*taken"):
+        write_text(tmp_path / "taken", "text")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]

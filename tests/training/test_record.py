@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from commands import InputError
-from training.record import Record, check_folder, describe_machine, peak_memory_mb, rewind_metrics, strict_json
+from training.record import Record, check_folder, describe_machine, peak_memory_mb, read_json, rewind_metrics, strict_json
 
 
 def lines(run_dir):
@@ -67,7 +67,8 @@ def test_who_may_use_a_folder(tmp_path):
         check_folder(fresh, resume=True, overwrite=False)
     fresh.mkdir()
     check_folder(fresh, resume=False, overwrite=False)
-    (fresh / "config.toml").write_text("")
+    for name in ("config.toml", "run.json", "metrics.jsonl"):
+        (fresh / name).write_text("")
     with pytest.raises(InputError, match="not empty.*--resume.*--overwrite"):
         check_folder(fresh, resume=False, overwrite=False)
     check_folder(fresh, resume=True, overwrite=False)
@@ -100,3 +101,30 @@ def test_the_machine_describes_itself():
     about = describe_machine()
     assert about["hardware"]["cpu_count"] >= 1 and about["versions"]["python"]
     assert 10 < peak_memory_mb(torch.device("cpu")) < 1e6
+
+
+def test_starting_again_takes_away_what_a_run_wrote_and_nothing_else(tmp_path):
+    run_dir = tmp_path / "run"
+    begin(run_dir).end("finished")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "step_00000001").mkdir()
+    (run_dir / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    (run_dir / "notes.txt").write_text("mine")
+    begin(run_dir).end("finished")
+    assert (run_dir / "notes.txt").read_text() == "mine"
+    assert not (run_dir / "checkpoints").exists() and (tmp_path / "elsewhere" / "step_00000001").exists()
+
+
+@pytest.mark.parametrize("text", ["", "garbage", "[]", "5"])
+def test_a_damaged_record_is_named(tmp_path, text):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(InputError, match="run.json is damaged"):
+        read_json(tmp_path / "run.json")
+
+
+@pytest.mark.parametrize("line", ["[]", "5", "{}", '{"kind": "train", "step": "x"}', "\ufffd"])
+def test_lines_that_mean_nothing_are_dropped(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(line + '\n{"kind": "train", "step": 1}\n', encoding="utf-8")
+    rewind_metrics(path, 5)
+    assert lines(tmp_path) == [{"kind": "train", "step": 1}]
