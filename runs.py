@@ -15,6 +15,7 @@ from data.masking import Masking
 from data.token_file import DatasetMeta, open_dataset
 from heads import build_head
 from model import build_model
+from model.hf import fetch
 from model.language_model import LanguageModel
 from training.checkpoint import Checkpoints, load_model
 from training.record import read_json
@@ -127,17 +128,25 @@ def check_dataset(run_dir: Path, meta: DatasetMeta) -> None:
         raise InputError(f"--resume: the dataset is not the one this run was trained on ({', '.join(changed)} differ from {run_dir}/run.json)")
 
 
-def check_pretrained(config: Config, meta: DatasetMeta) -> None:
-    """Raises InputError if `model.init_from` is a run whose ids mean other words than the dataset's."""
+def pretrained_folder(config: Config, meta: DatasetMeta | None = None) -> Path:
+    """Where the weights of `model.init_from` lie: the newest checkpoint of a run of ours, or a `transformers` checkpoint.
+
+    Raises InputError if there is neither, or the run's ids mean other words than the dataset's (`meta`).
+    """
     source = Path(config.model.init_from)
-    if not (source / "run.json").is_file():
-        return
-    stored = read_meta(source)
-    if (stored.tokenizer, stored.vocab_size) != (meta.tokenizer, meta.vocab_size):
-        raise InputError(
-            f"model.init_from: {source} was trained on ids of {stored.tokenizer} ({stored.vocab_size}), and {config.data.dataset} holds "
-            f"ids of {meta.tokenizer} ({meta.vocab_size})"
-        )
+    if not (source / "config.toml").is_file():
+        return fetch(config.model.init_from)
+    newest = Checkpoints(source).newest_valid()
+    if newest is None:
+        raise InputError(f"model.init_from: {source} has no checkpoint yet")
+    if meta is not None and (source / "run.json").is_file():
+        stored = read_meta(source)
+        if (stored.tokenizer, stored.vocab_size) != (meta.tokenizer, meta.vocab_size):
+            raise InputError(
+                f"model.init_from: {source} was trained on ids of {stored.tokenizer} ({stored.vocab_size}), and {config.data.dataset} holds "
+                f"ids of {meta.tokenizer} ({meta.vocab_size})"
+            )
+    return newest[0]
 
 
 def read_meta(run_dir: Path) -> DatasetMeta:

@@ -98,8 +98,7 @@ class Training:
                 self.geometry.remember(self.model.head)
         else:
             if config.model.init_from:
-                runs.check_pretrained(config, self.dataset.meta)
-                load_pretrained(self.model, config)
+                load_pretrained(self.model, config, runs.pretrained_folder(config, self.dataset.meta))
             if self.model.head.needs_calibration:
                 self.calibrate()
         self.wrapped = self.model

@@ -10,15 +10,16 @@ from torch import Tensor, nn
 
 from commands import InputError
 from model import BACKBONES
-from model.hf import fetch, read_checkpoint
+from model.hf import read_checkpoint
 from model.hf_families import FAMILIES
-from training.checkpoint import Checkpoints
 
 SAME = ("name", "n_layer", "n_head", "n_embd", "num_key_value_heads", "intermediate_size", "bias", "rope_theta", "rms_norm_eps")
 
 
-def load_pretrained(model: nn.Module, config) -> str:
+def load_pretrained(model: nn.Module, config, folder: Path) -> str:
     """Copies the weights of `config.model.init_from` into `model` (a LanguageModel built from `config`), in place.
+
+    `folder`: where they lie, a checkpoint of a run of ours (checkpoints/step_...) or a `transformers` checkpoint.
 
     The backbone is copied whole: a `block_size` below the checkpoint's crops learned positions, and rows of the
     vocabulary that it does not have keep their fresh values. The head comes along if it is the same, option by option;
@@ -27,8 +28,7 @@ def load_pretrained(model: nn.Module, config) -> str:
     or the checkpoint has more rows.
     """
     source = config.model.init_from
-    folder = fetch(source)
-    stored_model, stored_head, state = read_run(folder) if (folder / "config.toml").is_file() else read_checkpoint(folder)
+    stored_model, stored_head, state = read_run(folder) if (folder / "state.json").is_file() else read_checkpoint(folder)
     family = FAMILIES[config.model.name]
     ours = {"model": vars(config.model), "stored": stored_model}
     for key in SAME:
@@ -80,12 +80,9 @@ def heads_agree(head: nn.Module, stored: dict, name: str) -> bool:
 
 
 def read_run(folder: Path) -> tuple[dict, dict, dict[str, Tensor]]:
-    """([model] keys, [head] keys, state dict) of the newest checkpoint in a run folder. Raises InputError if there is none."""
+    """([model] keys, [head] keys, state dict) of a checkpoint in a run folder. Raises InputError."""
     try:
-        config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
-        newest = Checkpoints(folder).newest_valid()
-        if newest is None:
-            raise InputError(f"model.init_from: {folder} has no checkpoint yet")
-        return config["model"], config["head"], load_file(newest[0] / "model.safetensors")
+        config = tomllib.loads((folder.parent.parent / "config.toml").read_text(encoding="utf-8"))
+        return config["model"], config["head"], load_file(folder / "model.safetensors")
     except (OSError, SafetensorError, tomllib.TOMLDecodeError, KeyError) as error:
-        raise InputError(f"model.init_from: cannot read the run folder {folder}: {error}") from error
+        raise InputError(f"model.init_from: cannot read {folder}: {error}") from error

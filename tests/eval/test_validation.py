@@ -17,8 +17,8 @@ from model import build_model
 from model.language_model import LanguageModel
 
 SCRIPT = """
+import runpy
 import sys
-import torch
 import torch.distributed as dist
 from data.loader import BatchShape, validation_batches
 from data.token_file import open_dataset
@@ -26,7 +26,7 @@ from eval.validation import mean_nll, validate
 from training.record import strict_json
 
 dist.init_process_group("gloo")
-model = torch.load(sys.argv[2], weights_only=False)
+model = runpy.run_path(sys.argv[2])["language_model"]("cosine")  # the same random weights in every process
 shape = BatchShape(16, int(sys.argv[3]), 1, dist.get_rank(), dist.get_world_size())
 read = lambda: validation_batches(open_dataset(sys.argv[1]).val, shape, 500)
 results = validate(model, read(), dist.all_reduce) | {"mean_nll": mean_nll(model, read(), dist.all_reduce)}
@@ -127,7 +127,6 @@ def assert_same(results, expected):
 @pytest.mark.parametrize("processes, batch_size", [(2, 3), pytest.param(3, 40, marks=pytest.mark.slow)])
 def test_several_processes_give_one_process_result(val, corpus, tmp_path, execute, processes, batch_size):
     model = language_model("cosine")
-    torch.save(model, tmp_path / "model.pt")
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [
         "-m",
@@ -136,7 +135,7 @@ def test_several_processes_give_one_process_result(val, corpus, tmp_path, execut
         f"--nproc_per_node={processes}",
         tmp_path / "script.py",
         corpus,
-        tmp_path / "model.pt",
+        __file__,
     ]
     done = execute(*command, batch_size, PYTHONPATH=".")
     assert done.returncode == 0, done.stderr

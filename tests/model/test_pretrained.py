@@ -10,6 +10,7 @@ from heads import build_head
 from model import BACKBONES, build_model
 from model.language_model import LanguageModel
 from model.pretrained import load_pretrained
+from runs import pretrained_folder
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_the_backbone_of_a_transformers_checkpoint_with_any_head(start, transfor
     theirs = transformers_model(name)
     theirs.save_pretrained(tmp_path)
     model, config = start(name, tmp_path, head)
-    said = load_pretrained(model, config)
+    said = load(model, config)
     assert ("and head" in said) == (head == "linear" and name != "bert")  # BERT's softmax has a bias, the linear head here has none
     assert model.head.weight is model.backbone.token_embedding.weight
     tokens = torch.randint(90, (2, 16))
@@ -41,11 +42,16 @@ def test_the_backbone_of_a_transformers_checkpoint_with_any_head(start, transfor
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
+def load(model, config):
+    return load_pretrained(model, config, pretrained_folder(config))
+
+
+
 def test_berts_bias_comes_with_a_linear_head_that_has_one(start, transformers_model, tmp_path):
     theirs = transformers_model("bert")
     theirs.save_pretrained(tmp_path)
     model, config = start("bert", tmp_path, options={"bias": True})
-    assert "backbone and head" in load_pretrained(model, config)
+    assert "backbone and head" in load(model, config)
     assert torch.equal(model.head.bias, theirs.cls.predictions.bias[:90])
 
 
@@ -54,7 +60,7 @@ def test_an_untied_linear_head_comes_along_or_takes_the_embedding(start, transfo
         theirs = transformers_model("gpt2", tied=tied)
         theirs.save_pretrained(tmp_path / str(tied))
         model, config = start("gpt2", tmp_path / str(tied), tie_weights=False)
-        load_pretrained(model, config)
+        load(model, config)
         assert torch.equal(model.head.weight, theirs.lm_head.weight)
         assert model.head.weight is not model.backbone.token_embedding.weight
 
@@ -63,16 +69,16 @@ def test_a_shorter_block_crops_and_a_longer_one_is_refused(start, transformers_m
     theirs = transformers_model("gpt2")
     theirs.save_pretrained(tmp_path)
     model, config = start("gpt2", tmp_path, block_size=8)
-    load_pretrained(model, config)
+    load(model, config)
     tokens = torch.randint(90, (1, 8))
     torch.testing.assert_close(model.backbone(tokens), theirs.transformer(tokens).last_hidden_state, atol=1e-5, rtol=1e-5)
     with pytest.raises(InputError, match="model.block_size = 17 is longer than the 16 positions of"):
-        load_pretrained(*start("gpt2", tmp_path, block_size=17))
+        load(*start("gpt2", tmp_path, block_size=17))
 
 
 def test_rotary_positions_take_any_block(start, transformers_model, tmp_path):
     transformers_model("qwen2").save_pretrained(tmp_path)
-    load_pretrained(*start("qwen2", tmp_path, block_size=64))
+    load(*start("qwen2", tmp_path, block_size=64))
 
 
 def test_more_rows_keep_their_fresh_values_and_fewer_are_refused(start, transformers_model, tmp_path):
@@ -80,10 +86,10 @@ def test_more_rows_keep_their_fresh_values_and_fewer_are_refused(start, transfor
     theirs.save_pretrained(tmp_path)
     model, config = start("gpt2", tmp_path, vocab_size=128)
     fresh = model.head.weight[96:].clone()
-    load_pretrained(model, config)
+    load(model, config)
     assert torch.equal(model.head.weight[:96], theirs.lm_head.weight) and torch.equal(model.head.weight[96:], fresh)
     with pytest.raises(InputError, match="model.vocab_size = 90 is below the 96 rows of"):
-        load_pretrained(*start("gpt2", tmp_path, vocab_size=90))
+        load(*start("gpt2", tmp_path, vocab_size=90))
 
 
 @pytest.mark.parametrize(
@@ -98,13 +104,13 @@ def test_more_rows_keep_their_fresh_values_and_fewer_are_refused(start, transfor
 def test_a_model_of_another_shape_is_refused_with_both_values(start, transformers_model, tmp_path, name, changes, message):
     transformers_model("gpt2").save_pretrained(tmp_path)
     with pytest.raises(InputError, match=message):
-        load_pretrained(*start(name, tmp_path, **changes))
+        load(*start(name, tmp_path, **changes))
 
 
 def test_another_rotary_base_is_refused(start, transformers_model, tmp_path):
     transformers_model("qwen2").save_pretrained(tmp_path)
     with pytest.raises(InputError, match="model.rope_theta = 1000000.0, but .* has 10000.0"):
-        load_pretrained(*start("qwen2", tmp_path, rope_theta=1e6))
+        load(*start("qwen2", tmp_path, rope_theta=1e6))
 
 
 def test_a_run_of_ours_with_its_head_and_with_another(start, transformers_model, tmp_path):
@@ -116,7 +122,7 @@ def test_a_run_of_ours_with_its_head_and_with_another(start, transformers_model,
     stored = open_run(tmp_path / "run").model
     for head, taken in (("linear", "backbone and head from"), ("euclidean", "backbone from")):
         model, config = start("gpt2", tmp_path / "run", head)
-        assert load_pretrained(model, config).startswith(taken)
+        assert load(model, config).startswith(taken)
         for name, parameter in stored.backbone.named_parameters():
             assert torch.equal(model.backbone.get_parameter(name), parameter)
 
@@ -124,4 +130,4 @@ def test_a_run_of_ours_with_its_head_and_with_another(start, transformers_model,
 def test_a_run_without_a_checkpoint(start, tmp_path):
     (tmp_path / "config.toml").write_text("[model]\n[head]\n", encoding="utf-8")
     with pytest.raises(InputError, match="has no checkpoint yet"):
-        load_pretrained(*start("gpt2", tmp_path))
+        load(*start("gpt2", tmp_path))
