@@ -6,7 +6,7 @@ from training.distributed import World, choose_device, connect
 
 RANKS = """
 import sys, torch
-from commands import InputError
+from commands import InputError, leave
 from training.distributed import connect
 with connect("cpu") as world:
     total = world.all_reduce(torch.tensor([world.rank + 1.0]))
@@ -17,6 +17,7 @@ with connect("cpu") as world:
         raise InputError("refused once")
     if sys.argv[2] == "refuse":
         world.on_main(refuse)
+leave(0)
 """
 
 
