@@ -22,7 +22,7 @@ RUN_FILES = (  # what a run and its evaluation leave in its folder
     "metrics.jsonl", "emissions*.csv*", ".emissions*.json", "checkpoints", "eval.json", "eval_hidden.npz", "tensorboard", "wandb",
     ".*.writing", "run.json", "config.toml",
 )  # fmt: skip
-PACKAGES = ("torch", "numpy", "scipy", "tiktoken", "datasets", "codecarbon", "safetensors")
+PACKAGES = ("numpy", "scipy", "tiktoken", "datasets", "codecarbon", "safetensors")
 COLUMNS = {  # of the terminal's line, in this order: key -> format
     "loss": "loss {:.4f}", "lr": "lr {:.2e}", "grad_norm": "grad_norm {:.3f}", "step_ms": "{:.0f} ms", "tokens_per_s": "{:,.0f} tokens/s", "mfu": "mfu {:.3f}",
     "memory_mb": "{:,.0f} MB", "train_nll": "train_nll {:.4f}", "val_nll": "val_nll {:.4f}", "val_perplexity": "perplexity {:.3f}",
@@ -173,7 +173,7 @@ def describe_machine() -> dict:
             installed[package] = None
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     hardware = {"machine": platform.platform(), "cpu": cpu_name(), "cpu_count": os.cpu_count(), "threads": torch.get_num_threads(), "gpus": gpus}
-    return {"git": git_state(), "versions": {"python": platform.python_version(), **installed}, "hardware": hardware}
+    return {"git": git_state(), "versions": {"python": platform.python_version(), **installed, "torch": torch.__version__}, "hardware": hardware}
 
 
 def git_state() -> dict | None:
