@@ -4,9 +4,9 @@
     python -m benchmarks.heads --heads cosine,minkowski:p=1.5 --dtype bfloat16 --json heads.json
 
 Every head takes turns with what it is compared to, round by round in one process, so that a busy machine slows both alike:
-nn.Linear + F.cross_entropy; F.linear_cross_entropy, where torch has it; the three bare matrix products of any exact method; and for
-distances that torch.cdist knows, torch.cdist with autograd. Peak memory is measured in a process of its own for each head, beyond the
-inputs, the parameters and their gradients.
+nn.Linear + F.cross_entropy; F.linear_cross_entropy, where torch has it; the three bare matrix products of any exact method; for distances
+that torch.cdist knows, torch.cdist with autograd; and under autocast, itself in float32. Peak memory is measured in a process of its own
+for each head, beyond the inputs, the parameters and their gradients.
 """
 
 import argparse
@@ -99,7 +99,7 @@ def contestants(spec: str, settings) -> dict:
     torch.nn.init.normal_(linear.weight, std=0.02)
     low = settings.dtype != "float32"
 
-    def step(loss, *modules):
+    def step(loss, *modules, low=low):
         def run():
             for tensor in (hidden, *(p for module in modules for p in module.parameters())):
                 tensor.grad = None
@@ -113,6 +113,8 @@ def contestants(spec: str, settings) -> dict:
         "linear_cross_entropy_eager": (step(lambda: F.cross_entropy(linear(hidden).float(), targets), linear), 1.0),
         "bare_products": (bare_products(hidden.detach(), linear.weight.detach(), DTYPES[settings.dtype]), 1.0),
     }
+    if low:
+        runs["own_float32"] = (step(lambda: head(hidden, targets), head, low=False), 1.0)
     if hasattr(F, "linear_cross_entropy"):
         runs["torch_linear_cross_entropy"] = (step(lambda: F.linear_cross_entropy(hidden, linear.weight, targets), linear), 1.0)
     name, p = spec.split(":")[0], next((float(part[2:]) for part in spec.split(":") if part.startswith("p=")), None)
@@ -238,13 +240,14 @@ def print_table(rows, settings):
     print(f"{settings.tokens} tokens, V {settings.vocab_size}, D {settings.n_embd}, {settings.dtype}, {settings.device}, {settings.threads} threads, "
           f"median of {settings.rounds} [quartiles]; x: time relative to, in the same rounds")
     print(f"{'head':34s}{'ms':>9s}{'quartiles':>20s}{'G elem/s':>10s}{'peak MB':>9s}"
-          f"{'x linear+CE':>13s}{'x torch LCE':>13s}{'x products':>12s}{'cdist x':>9s}")
+          f"{'x linear+CE':>13s}{'x torch LCE':>13s}{'x products':>12s}{'x own fp32':>12s}{'cdist x':>9s}")
     for row in rows:
         ratio, (low, high) = row["ratio"], row["head_ms"]["quartiles"]
         cdist = ratio.get("torch_cdist")
         print(f"{row['head']:34s}{row['head_ms']['median']:9.1f}{f'[{low:.1f}, {high:.1f}]':>20s}{row['g_elements_per_s']:10.2f}"
               f"{cell(row.get('peak_memory_mb'), '.1f'):>9s}{cell(ratio['linear_cross_entropy_eager']):>13s}"
-              f"{cell(ratio.get('torch_linear_cross_entropy')):>13s}{cell(ratio['bare_products']):>12s}{cell(cdist and 1 / cdist, '.1f'):>9s}")
+              f"{cell(ratio.get('torch_linear_cross_entropy')):>13s}{cell(ratio['bare_products']):>12s}"
+              f"{cell(ratio.get('own_float32')):>12s}{cell(cdist and 1 / cdist, '.1f'):>9s}")
     print("G elem/s: tokens x V x D per second of forward + backward; cdist x: how many times the throughput of torch.cdist with autograd")
 
 

@@ -6,6 +6,7 @@ The forward product has a float32 result whatever autocast says, because the exp
 backward products are taken in the autocast dtype (float16 has too little range for G: float32 there).
 """
 
+import contextlib
 from dataclasses import dataclass
 
 import torch
@@ -66,7 +67,8 @@ class InnerProductPairs(Pairs):
         low = dtype if dtype == torch.bfloat16 else wide
         self.parameter = parameter
         self.y = y.to(wide)
-        # torch.mm on a CPU rounds a bfloat16 product to bfloat16: there the forward product stays in float32.
+        self.operands = bfloat16_operands if low == torch.bfloat16 and not y.is_cuda else contextlib.nullcontext
+        # torch.mm on a CPU rounds the result of bfloat16 operands to bfloat16: there the product is asked for under `operands`.
         self.y_forward = self.y.to(dtype) if y.is_cuda and dtype in (torch.bfloat16, torch.float16) else self.y
         self.y_backward = self.y.to(low)
         self.buffer = self.y.new_empty(0)
@@ -80,7 +82,8 @@ class InnerProductPairs(Pairs):
             self.buffer = self.y.new_empty(size)
         out = self.buffer[:size].view(len(x), len(self.y))
         if self.y_forward is self.y:
-            return torch.mm(x, self.y.t(), out=out)
+            with self.operands():
+                return torch.mm(x, self.y.t(), out=out)
         return torch.mm(x.to(self.y_forward.dtype), self.y_forward.t(), out_dtype=torch.float32)
 
     def gradient_buffer(self, y, will_be_written):
@@ -98,8 +101,9 @@ class InnerProductPairs(Pairs):
         if low.is_cuda and low.dtype != grad_y.dtype:
             product = torch.mm(low.t(), x.to(low.dtype), out_dtype=grad_y.dtype)
             grad_y.add_(product) if beta else grad_y.copy_(product)
-        else:  # a CPU has no such product, and rounding and converting one would cost what bfloat16 saves
-            grad_y.addmm_(grad.t(), x, beta=beta)
+        else:
+            with self.operands():
+                grad_y.addmm_(grad.t(), x, beta=beta)
         return torch.mm(low, self.y_backward).to(grad_y.dtype)
 
 
@@ -210,6 +214,20 @@ class CosinePairs(InnerProductPairs):
             radial = (rows * grad).sum(1, keepdim=True).mul_(inverse.square())
             grad.addcmul_(rows, radial, value=-1)
         return None
+
+
+@contextlib.contextmanager
+def bfloat16_operands():
+    """Within it, oneDNN may round the operands of float32 products on a CPU to bfloat16; sums and results stay float32.
+
+    It does so on processors with matrix units for it (AMX), as CUDA's tensor cores do; on others its own float32 product is used.
+    """
+    matmul = torch.backends.mkldnn.matmul
+    before, matmul.fp32_precision = matmul.fp32_precision, "bf16"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
 
 
 def cancelled(u: Tensor, bound, limit) -> list[tuple[Tensor, Tensor]]:

@@ -4,10 +4,11 @@ import copy
 import math
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from heads import build_head
 
-CASES = [
+DISTANCES = [
     ("euclidean", {}),
     ("manhattan", {}),
     ("chebyshev", {}),
@@ -28,6 +29,9 @@ CASES = [
     ("mahalanobis", {"covariance": "full"}),
 ]
 LINKS = [{"exponent": 9.0}, {"exponent": 9.0, "learn_exponent": True}, {"link": "gibbs", "tau": 0.5}]
+LINEAR = [("linear", {}), ("linear", {"bias": True})]
+HEADS_ONCE = LINEAR + [(name, options | LINKS[0]) for name, options in DISTANCES]
+EVERY_HEAD = LINEAR + [(name, options | link) for name, options in DISTANCES for link in LINKS]
 FLOOR = 1e-13  # references are floored far below any distance that the tests mean to have
 
 
@@ -103,3 +107,13 @@ def assert_gradients_close(actual, expected, tolerance=1e-3):
         assert grad is not None, f"{name} has no gradient"
     for name, error in relative_errors(actual, expected).items():
         assert error < tolerance, f"gradient of {name}: relative error {error}"  # also false for NaN
+
+
+class BFloat16Units(TorchFunctionMode):
+    """Stands in for `heads.kernels.inner_product.bfloat16_operands` on a processor without matrix units: products as AMX takes them."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in (torch.mm, torch.Tensor.addmm_):
+            into = args[:-2]  # addmm_ adds to its first argument, in float32
+            args = (*into, *(operand.bfloat16().float() for operand in args[-2:]))
+        return func(*args, **(kwargs or {}))

@@ -1,5 +1,6 @@
 """What must hold for every head, across distances, options, links and odd shapes."""
 
+import copy
 import math
 import warnings
 
@@ -7,9 +8,12 @@ import pytest
 import torch
 
 from heads import HEADS, build_head
+from heads.kernels import inner_product
 from tests.heads.harness import (
-    CASES,
-    LINKS,
+    DISTANCES,
+    EVERY_HEAD,
+    HEADS_ONCE,
+    BFloat16Units,
     assert_gradients_close,
     batch,
     case_id,
@@ -20,24 +24,24 @@ from tests.heads.harness import (
     relative_errors,
 )
 
-every_case = pytest.mark.parametrize("name, options", CASES, ids=case_id)
-every_link = pytest.mark.parametrize("link", LINKS, ids=case_id)
+every_head = pytest.mark.parametrize("name, options", EVERY_HEAD, ids=case_id)  # distances, options and links
+each_once = pytest.mark.parametrize("name, options", HEADS_ONCE, ids=case_id)
+every_distance = pytest.mark.parametrize("name, options", DISTANCES, ids=case_id)
 SHAPES = [(1, 3, 2), (7, 509, 33), (127, 3, 33), (127, 509, 2)]  # tokens, words, width
 
 
-@every_link
-@every_case
-def test_log_probs_and_gradients_match_the_definition(name, options, link):
+@every_head
+def test_log_probs_and_gradients_match_the_definition(name, options):
     for tokens, words, width in SHAPES:
         if options.get("relaxation") == "hard" and width == 2:
             continue  # all bits coincide: in test_hamming.py
-        head = make_head(name, width, words, **options, **link)
+        head = make_head(name, width, words, **options)
         hidden, targets = batch(tokens, words, width)
         loss, grads = head_gradients(head, hidden, targets)
         expected_loss, expected = reference_gradients(head, hidden, targets)
         torch.testing.assert_close(loss.double(), expected_loss, rtol=1e-4, atol=1e-4)
         assert_gradients_close(grads, expected)
-        truth = torch.log_softmax(reference_logits(make_head(name, width, words, **options, **link).double(), hidden.double()), 1)
+        truth = torch.log_softmax(reference_logits(make_head(name, width, words, **options).double(), hidden.double()), 1)
         log_probs = head.log_probs(hidden)
         likely = truth > math.log(1e-7)
         assert (log_probs[:, :words].double() - truth)[likely].abs().max() < 1e-3
@@ -45,12 +49,11 @@ def test_log_probs_and_gradients_match_the_definition(name, options, link):
         assert (log_probs[:, words:] == -math.inf).all()
 
 
-@every_link
-@every_case
-def test_gradcheck_in_float64(name, options, link):
+@every_head
+def test_gradcheck_in_float64(name, options):
     if options.get("relaxation") == "hard":
         pytest.skip("straight-through: its gradient is another function's, and is compared with that in its own test")
-    head = make_head(name, 5, 4, seed=3, **options, **link).double()
+    head = make_head(name, 5, 4, seed=3, **options).double()
     hidden, targets = batch(3, 4, 5, seed=4)
     parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
 
@@ -79,11 +82,10 @@ def test_the_comparison_rejects_wrong_gradients(wrong):
             assert_gradients_close(grads, expected)
 
 
-@every_link
-@every_case
-def test_coincidences_and_extreme_scales_stay_finite(name, options, link):
+@every_head
+def test_coincidences_and_extreme_scales_stay_finite(name, options):
     for scale in (1.0, 1e-4, 1e4, 1e18):
-        head = make_head(name, 33, 50, **options, **link)
+        head = make_head(name, 33, 50, **options)
         with torch.no_grad():
             head.weight[5] = head.weight[6]  # duplicate prototypes
             head.weight[7] = 0
@@ -100,7 +102,7 @@ def test_coincidences_and_extreme_scales_stay_finite(name, options, link):
         assert (head.log_probs(hidden).exp().sum(1) - 1).abs().max() < 1e-5
 
 
-@every_case
+@every_distance
 def test_joint_rescaling_leaves_probabilities_unchanged(name, options):
     if name == "hamming" or options.get("smooth") or options.get("min_denominator"):
         pytest.skip("neither 1-homogeneous nor scale-free")
@@ -114,7 +116,7 @@ def test_joint_rescaling_leaves_probabilities_unchanged(name, options):
         assert (scaled.log_probs(hidden * factor) - before)[:, :101].abs().max() < 1e-3, factor
 
 
-@every_case
+@every_distance
 def test_the_gradient_with_respect_to_ln_d_is_the_responsibilities(name, options):
     """dL/d ln d_k = -n (p_k - 1[k = y]), seen through the exponent: dL/d ln n is the sum over k of that, times ln d_k."""
     head = make_head(name, 33, 101, **options, exponent=7.0, learn_exponent=True)
@@ -139,22 +141,26 @@ def test_the_loss_at_initialisation_is_that_of_guessing(name, untied):
     assert abs(head(hidden, targets).item() - math.log(1009)) < 0.7
 
 
-@every_case
+@every_head
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_hidden_states_that_are_not_finite_give_a_loss_that_is_not(name, options, bad):
-    for link in ({"exponent": 9.0}, {"link": "gibbs"}):
-        head = make_head(name, 33, 50, **options, **link)
-        hidden, targets = batch(4, 50, 33)
-        hidden[2, 5] = bad
-        assert not torch.isfinite(head(hidden, targets))
+    head = make_head(name, 33, 50, **options)
+    hidden, targets = batch(4, 50, 33)
+    hidden[2, 5] = bad
+    assert not torch.isfinite(head(hidden, targets))
 
 
-@every_case
-def test_bfloat16_inputs(name, options):
-    head = make_head(name, 33, 509, **options, exponent=9.0)
+@each_once
+@pytest.mark.parametrize("units", [False, True], ids=["as here", "matrix units"])
+def test_bfloat16_inputs(name, options, units, monkeypatch):
+    if units:
+        monkeypatch.setattr(inner_product, "bfloat16_operands", BFloat16Units)
+    head = make_head(name, 33, 509, **options)
     hidden, targets = batch(127, 509, 33)
     hidden = hidden.bfloat16()
-    truth = torch.log_softmax(reference_logits(make_head(name, 33, 509, **options, exponent=9.0).double(), hidden.double()), 1)
+    with torch.no_grad():
+        head.weight.copy_(head.weight.bfloat16())
+    truth = torch.log_softmax(reference_logits(copy.deepcopy(head).double(), hidden.double()), 1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         log_probs = head.log_probs(hidden)
         loss, grads = head_gradients(head, hidden, targets)
@@ -189,10 +195,10 @@ def test_thirty_steps_lower_the_loss(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tokens, words, width", [(17, 50257, 16), (5, 211, 768)])
-@every_case
+@each_once
 def test_large_dimensions(name, options, tokens, words, width):
     width = max(width, 40) if options.get("relaxation") == "hard" else width  # so that bits do not coincide
-    head = make_head(name, width, words, **options, exponent=9.0)
+    head = make_head(name, width, words, **options)
     hidden, targets = batch(tokens, words, width)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)  # a compiler exists where the tests run

@@ -2,7 +2,7 @@ import pytest
 import torch
 from scipy.spatial.distance import cdist
 
-from heads.kernels.inner_product import CosineDistance, Dot, SquaredDistance
+from heads.kernels.inner_product import CosineDistance, Dot, SquaredDistance, bfloat16_operands
 from tests.heads.harness import batch
 
 KERNELS = [Dot(), SquaredDistance(), CosineDistance()]
@@ -106,3 +106,17 @@ def test_a_metric_and_its_gradient(metric):
         wanted = expected[2]
     for actual, want in zip((*grads, grad_M), (*expected[:2], wanted)):
         torch.testing.assert_close(actual, want)
+
+
+def test_the_precision_asked_of_onednn_is_given_back():
+    matmul = torch.backends.mkldnn.matmul
+    before = matmul.fp32_precision
+    try:
+        for precision in ("none", "ieee"):
+            matmul.fp32_precision = precision
+            with pytest.raises(ZeroDivisionError), bfloat16_operands():
+                assert matmul.fp32_precision == "bf16"
+                raise ZeroDivisionError
+            assert matmul.fp32_precision == precision
+    finally:
+        matmul.fp32_precision = before
