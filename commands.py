@@ -3,6 +3,7 @@
 import argparse
 import errno
 import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -18,7 +19,7 @@ class RunFailed(RuntimeError):
 
 
 class Interrupted(Exception):
-    """The run was asked to stop by a signal and has saved itself. Exit status 128 + the signal's number."""
+    """The run was asked to stop by a signal and holds nothing unsaved. Exit status 128 + the signal's number."""
 
     def __init__(self, signal_number: int, message: str):
         super().__init__(message)
@@ -40,6 +41,8 @@ def command(main: Callable[[list[str]], int | None]) -> None:
     argv = [argument for argument in sys.argv[1:] if argument != "--debug"]
     if len(argv) < len(sys.argv) - 1:
         sys.exit(main(argv))
+    if not one_of_several():  # torchrun's processes end at once: one that waits for the others would not see the exception
+        signal.signal(signal.SIGTERM, terminate)
     try:
         status = main(argv)
     except InputError as error:
@@ -60,13 +63,21 @@ def command(main: Callable[[list[str]], int | None]) -> None:
     leave(status)
 
 
+def terminate(number: int, frame: object) -> None:
+    raise Interrupted(number, "terminated")
+
+
+def one_of_several() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
 def leave(status: int | None) -> None:
     """Ends the process with `status` (None: 0).
 
     One of several processes ends without the interpreter's shut-down: a Gloo thread that is late in letting go of a tensor
     would ask for the interpreter's lock then, and abort a run that has finished.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if one_of_several():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status or 0)

@@ -111,6 +111,8 @@ def check_resume(config: Config, stored: Config, sequences_per_step: tuple[int |
     if sequences_per_step[0] is None:
         raise InputError(f"--resume: {stored.out_dir} was imported, not trained; train from it with --model.init_from={stored.out_dir}")
     changed = [key for key in differences(stored, config) if key not in MAY_CHANGE_ON_RESUME]
+    renamed = [key.removesuffix("name") for key in changed if key.endswith(".name")]  # another head or model: its options need no mention
+    changed = [key for key in changed if key.endswith(".name") or not key.startswith(tuple(renamed))]
     if changed:
         raise InputError(f"--resume: {', '.join(changed)} differ from {stored.out_dir}/config.toml; restore them, or start another run with --out_dir")
     if sequences_per_step[0] != sequences_per_step[1]:

@@ -3,7 +3,7 @@
 import math
 from typing import Iterator
 
-from config.schema import Config, ModelConfig, items
+from config.schema import Config, DataConfig, ModelConfig, items
 
 AT_LEAST_ONE = {
     "model.n_layer", "model.n_head", "model.n_embd", "model.block_size", "model.intermediate_size", "model.vocab_size",
@@ -67,6 +67,8 @@ def contradictions(config: Config) -> Iterator[str]:
         for key in ("rope_theta", "rms_norm_eps"):
             if getattr(model, key) != getattr(ModelConfig(), key):
                 yield f"model.{key} = {getattr(model, key)} has no effect on model.name = {model.name!r}; it is for qwen2"
+    if model.name != "bert" and config.data.mask_fraction != DataConfig.mask_fraction:
+        yield f"data.mask_fraction = {config.data.mask_fraction} has no effect on model.name = {model.name!r}; it is for bert"
     decay_name = "train.max_steps" if schedule.decay_steps is None else "schedule.decay_steps"
     decay = train.max_steps if schedule.decay_steps is None else schedule.decay_steps
     if schedule.warmup_steps is not None and schedule.warmup_steps > decay:

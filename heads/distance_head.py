@@ -13,6 +13,8 @@ from heads.head import Head, Problem, product_dtype, widened
 from heads.kernels import Kernel, widest
 from heads.links import Gibbs, Harmonic, distance, log_distance
 
+SMALLEST_OPTION = 1e-30  # options from here to its inverse are taken: float32 holds them and their inverses
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -219,12 +221,12 @@ class DistanceHead(Head):
 
 
 def check_positive(name: str, value, words: tuple[str, ...] = ()) -> None:
-    """Raises ValueError unless value is one of `words` or a finite number above 0."""
+    """Raises ValueError unless value is one of `words` or a number above 0 that float32 holds, as its inverse."""
     if isinstance(value, str) and value in words:
         return
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < value < math.inf:
-        raise ValueError(f"{name} {value!r}: must be {', '.join((*words, 'a number above 0'))}")
+    if not number or not SMALLEST_OPTION <= value <= 1 / SMALLEST_OPTION:
+        raise ValueError(f"{name} {value!r}: must be {', '.join((*words, 'a number above 0'))}, within float32's range")
 
 
 def _common_unit(h, w, power):

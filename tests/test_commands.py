@@ -1,4 +1,5 @@
 import errno
+import signal
 import subprocess
 import sys
 
@@ -15,6 +16,13 @@ ENDINGS = [
     (FileNotFoundError(errno.ENOENT, "No such file or directory", "x.bin"), 2, "error: [Errno 2] No such file or directory: 'x.bin'\n"),
     (ZeroDivisionError("oops"), 1, "error: unexpected ZeroDivisionError: oops (run again with --debug for the traceback)\n"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def own_handlers():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 def end_with(outcome):
@@ -51,6 +59,26 @@ def test_debug_shows_the_traceback_and_is_not_handed_on(monkeypatch):
     with pytest.raises(SystemExit):
         command(seen.extend)
     assert seen == ["a", "b"]
+
+
+def test_sigterm_cleans_up_and_says_so(tmp_path):
+    program = """if True:
+        import pathlib, sys, time
+        from commands import command
+        def main(argv):
+            half = pathlib.Path(argv[0])
+            try:
+                half.write_text("half")
+                print("begun", flush=True)
+                time.sleep(60)
+            finally:
+                half.unlink()
+        command(main)"""
+    process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "half")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "begun\n"
+    process.terminate()
+    assert process.communicate(timeout=30) == ("", "error: terminated\n")
+    assert process.returncode == 143 and not list(tmp_path.iterdir())
 
 
 def test_a_reader_that_goes_away_is_no_error():

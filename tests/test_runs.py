@@ -123,6 +123,9 @@ def test_check_resume_names_every_key_that_differs(resolved):
     other = replace(config, seed=8, model=replace(config.model, n_layer=3))
     with pytest.raises(InputError, match="seed, model.n_layer differ"):
         runs.check_resume(other, config, (8, 8))
+    other = replace(config, head=replace(config.head, name="hamming", temperature=2.0, exponent=3.0))
+    with pytest.raises(InputError, match="--resume: head.name differ"):
+        runs.check_resume(other, config, (8, 8))
     with pytest.raises(InputError, match="was 8 and is now 4"):
         runs.check_resume(config, config, (8, 4))
 

@@ -121,7 +121,7 @@ class Checkpoints:
 def load_model(model: nn.Module, path: Path) -> None:
     """Copies the tensors of a safetensors file into `model`, strictly: every name on both sides, every shape.
 
-    Prefixes of DDP and torch.compile are taken off. Raises InputError naming what is missing, unknown or misshapen.
+    Prefixes of DDP and torch.compile are taken off. Raises InputError naming what is missing, unknown, misshapen or not finite.
     """
     try:
         stored = {WRAPPERS.sub("", name): tensor for name, tensor in load_file(path).items()}
@@ -133,7 +133,9 @@ def load_model(model: nn.Module, path: Path) -> None:
     wanted = model.state_dict()
     missing, unknown = wanted.keys() - stored.keys(), stored.keys() - wanted.keys()
     misshapen = [name for name in wanted.keys() & stored.keys() if wanted[name].shape != stored[name].shape]
-    for what, names in (("lacks", missing), ("holds unknown", unknown), ("has another shape of", misshapen)):
+    broken = [name for name in wanted.keys() & stored.keys() if not stored[name].isfinite().all()]
+    faults = {"lacks": missing, "holds unknown": unknown, "has another shape of": misshapen, "holds numbers that are not finite in": broken}
+    for what, names in faults.items():
         if names:
             raise InputError(f"{path} {what}: {', '.join(sorted(names)[:4])}{' ...' if len(names) > 4 else ''}")
     model.load_state_dict(stored)

@@ -1,6 +1,6 @@
 import torch
 
-from heads.distance_head import DistanceHead, Geometry
+from heads.distance_head import DistanceHead, Geometry, check_positive
 from heads.floor import Floor
 from heads.kernels.tiles import Canberra as CanberraKernel
 
@@ -15,8 +15,8 @@ class Canberra(DistanceHead):
 
     def build_geometry(self):
         smallest = self.settings["min_denominator"]
-        if not isinstance(smallest, int | float) or isinstance(smallest, bool) or not 0 <= smallest < float("inf"):
-            raise ValueError(f"min_denominator {smallest!r}: must be a number, at least 0")
+        if isinstance(smallest, bool) or smallest != 0:
+            check_positive("min_denominator", smallest)
         return Geometry(CanberraKernel(EPS, float(smallest)), Floor(self.norm))
 
     def norm(self, rows):

@@ -112,7 +112,7 @@ def _slices(total, step):
 class PowerSum(TileKernel):
     """sum_i |x_i - y_i|^p, p >= 1.
 
-    The sum itself must fit its dtype: in float32 rows with |x|^p near 3e38 or 1e-38 need a common rescaling first.
+    The sum itself must fit its dtype: in float32 rows with |x|^p near 3e38 or 1e-38 need a common rescaling first, and large p PowerNorm.
     """
 
     p: float
@@ -127,6 +127,23 @@ class PowerSum(TileKernel):
         if self.p < 2:
             return self.p * _power(difference.abs(), self.p - 1) * _sign(difference)
         return self.p * _power(difference.abs(), self.p - 2) * difference  # cheaper than with a sign
+
+
+@dataclass(frozen=True)
+class PowerNorm(TileKernel):
+    """(sum_i |x_i - y_i|^p)^(1/p), for p so large that a sum of powers would not fit: those of the ratios to the largest difference do."""
+
+    p: float
+
+    def value(self, a, b):
+        t = (a - b).abs()
+        largest = t.amax(-1, keepdim=True)
+        ratios = t / largest.clamp(min=torch.finfo(t.dtype).tiny)
+        return largest[..., 0] * _power(ratios, self.p).sum(-1).pow(1 / self.p)
+
+    def slope(self, a, b, u):
+        difference = a - b
+        return _power(difference.abs() / u.clamp(min=torch.finfo(u.dtype).tiny), self.p - 1) * _sign(difference)
 
 
 @dataclass(frozen=True)

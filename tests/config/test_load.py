@@ -11,7 +11,7 @@ import pytest
 from commands import InputError
 from config import Config, load_config, parse_command_line, to_toml
 from config.load import help_text
-from config.schema import KEYS, DataConfig, HeadConfig, ModelConfig
+from config.schema import KEYS, DataConfig, HeadConfig, ModelConfig, OptimizerConfig
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "config").glob("*.toml"))
@@ -170,11 +170,12 @@ def test_toml_round_trips_exactly(tmp_path, path):
     configs = [
         load_config(path),
         Config(
-            DataConfig(odd, mask_fraction=1 / 3, mask_token_id=0),
+            DataConfig(odd, mask_token_id=0),
             seed=2**63 - 1,
             out_dir="",
             model=ModelConfig("qwen2", rms_norm_eps=1e-300, rope_theta=1e22, bias=False, init_from="none"),
             head=HeadConfig(exponent="auto", p=float("inf"), normalized=False, tau=5e-324),
+            optimizer=OptimizerConfig(beta1=1 / 3),
         ),
     ]
     for number, config in enumerate(configs):

@@ -29,6 +29,7 @@ BASE = '[data]\ndataset = "data/x"\n'
         (["--train.label_smoothing=1.5"], ["train.label_smoothing = 1.5"]),
         (["--data.mask_fraction=0"], ["data.mask_fraction = 0.0"]),
         (["--data.mask_fraction=1"], ["data.mask_fraction = 1.0"]),
+        (["--data.mask_fraction=0.3"], ["data.mask_fraction = 0.3", "gpt2"]),
         (["--optimizer.learning_rate=0"], ["optimizer.learning_rate = 0.0"]),
         (["--optimizer.learning_rate=nan"], ["optimizer.learning_rate = nan"]),
         (["--optimizer.learning_rate=inf"], ["optimizer.learning_rate = inf"]),

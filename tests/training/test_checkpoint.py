@@ -150,8 +150,9 @@ def test_loading_is_strict_and_names_the_tensor(tmp_path):
         (lambda s: s.pop("backbone.1.bias"), "lacks: backbone.1.bias"),
         (lambda s: s.update(extra=torch.zeros(1)), "holds unknown: extra"),
         (lambda s: s.update({"backbone.1.bias": torch.zeros(4)}), "has another shape of: backbone.1.bias"),
+        (lambda s: s["backbone.1.bias"].fill_(torch.nan), "holds numbers that are not finite in: backbone.1.bias"),
     ):
-        tensors = dict(whole)
+        tensors = {name: tensor.clone() for name, tensor in whole.items()}
         change(tensors)
         save_file(tensors, path)
         with pytest.raises(InputError, match=complaint):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from heads.kernels import fusing, tiles
-from heads.kernels.tiles import Canberra, Maximum, PowerSum, SmoothMaximum
+from heads.kernels.tiles import Canberra, Maximum, PowerNorm, PowerSum, SmoothMaximum
 
 ROOT = Path(__file__).parents[3]
 N, M, WIDTH = 70, 2050, 130  # above tiles.FUSE_FROM, and no multiple of a vector or a tile
@@ -38,8 +38,8 @@ def test_fused_equals_plain(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", [PowerSum(1.5), PowerSum(2.7), PowerSum(3), Canberra(), Canberra(min_denominator=0.8), Maximum(),
-                                    SmoothMaximum(4.0)], ids=repr)
+@pytest.mark.parametrize("kernel", [PowerSum(1.5), PowerSum(2.7), PowerSum(3), PowerNorm(7.5), Canberra(),
+                                    Canberra(min_denominator=0.8), Maximum(), SmoothMaximum(4.0)], ids=repr)
 def test_every_kernel_fused_equals_plain(kernel, monkeypatch):
     check_fused_equals_plain(kernel, monkeypatch)
 

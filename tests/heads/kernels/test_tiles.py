@@ -8,10 +8,10 @@ import torch
 from scipy.spatial.distance import cdist
 
 from heads.kernels import tiles
-from heads.kernels.tiles import Canberra, Maximum, PowerSum, SmoothMaximum
+from heads.kernels.tiles import Canberra, Maximum, PowerNorm, PowerSum, SmoothMaximum
 
-KERNELS = [PowerSum(1), PowerSum(1.5), PowerSum(2.0), PowerSum(2.7), PowerSum(3), PowerSum(6.5), Canberra(), Canberra(min_denominator=0.8),
-           Maximum(), SmoothMaximum(4.0)]
+KERNELS = [PowerSum(1), PowerSum(1.5), PowerSum(2.0), PowerSum(2.7), PowerSum(3), PowerSum(6.5), PowerNorm(7.5), PowerNorm(200), Canberra(),
+           Canberra(min_denominator=0.8), Maximum(), SmoothMaximum(4.0)]
 SHAPES = [(1, 3, 2), (7, 509, 33), (127, 3, 33), (127, 509, 2), (1, 509, 33)]
 
 
@@ -25,6 +25,9 @@ def definition(kernel, x, y):
     match kernel:
         case PowerSum(p=p):
             return (t**p).sum(-1)
+        case PowerNorm(p=p):
+            unit = t.detach().amax(-1, keepdim=True).clamp(min=1e-300)  # any constant: the norm is homogeneous
+            return torch.linalg.vector_norm(t / unit, ord=p, dim=-1) * unit[..., 0]
         case Canberra(eps=eps, min_denominator=floor):
             s = x.abs()[:, None] + y.abs()[None] + eps
             return (t / torch.where(s > floor, s, floor)).sum(-1)
@@ -41,6 +44,9 @@ def oracle(kernel, x, y):
     match kernel:
         case PowerSum(p=p):
             return cdist(x, y, "minkowski", p=p) ** p
+        case PowerNorm(p=p):
+            largest = t.max(-1)  # SciPy's own powers underflow
+            return largest * ((t / largest[..., None]) ** p).sum(-1) ** (1 / p)
         case Canberra(eps=eps, min_denominator=floor):
             return np.sum(t / np.maximum(np.abs(x)[:, None] + np.abs(y)[None] + eps, floor), -1)
         case Maximum():
