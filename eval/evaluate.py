@@ -22,7 +22,7 @@ from commands import InputError, Parser, command
 from data.loader import BatchShape, validation_batches
 from data.token_file import Dataset, DatasetMeta, TokenFile, open_dataset
 from data.tokenizers import load_tokenizer
-from eval.geometry import PrototypeGeometry, nearest_words
+from eval.geometry import PrototypeGeometry, has_distances, nearest_words
 from eval.run_folder import HIDDEN_STATES
 from eval.validation import Scores, mean_nll, metrics, score
 from model.hf import NO_DATASET
@@ -79,7 +79,7 @@ def main(argv: list[str]) -> None:
     if dataset.meta.checksum != run.meta.checksum:
         print("note: this is not the dataset that the run was trained on (the checksums differ)")
     if asked.neighbours:
-        print(neighbour_table(results["neighbours"]))
+        print(neighbour_table(run, results["neighbours"]))
     print(strict_json(results))
 
 
@@ -143,7 +143,7 @@ def text_bytes(dataset: Dataset, first: int, count: int) -> int | None:
 
 
 def neighbours(run: Run, tokenizer, words: list[str]) -> dict[str, list]:
-    """For each token of each word: the nearest words as [text, distance], nearest first."""
+    """For each token of each word: the nearest words as [text, distance] (a linear head: inner product), nearest first."""
     found = {}
     for word in words:
         ids = tokenizer.encode(word)
@@ -165,8 +165,8 @@ def table(run: Run, results: dict) -> str:
     return "\n".join([title, *(f"  {label:<{width}}  {value}" for label, value in rows)])
 
 
-def neighbour_table(found: dict[str, list]) -> str:
-    lines = ["nearest words, in the head's own metric:"]
+def neighbour_table(run: Run, found: dict[str, list]) -> str:
+    lines = [f"nearest words, by {'distance' if has_distances(run.model.head) else 'inner product'}:"]
     for word, nearest in found.items():
         lines.append(f"  {word!r}: " + ", ".join(f"{text!r} {distance:.4g}" for text, distance in nearest))
     return "\n".join(lines)

@@ -240,9 +240,10 @@ def spectrum(groups: list[Group], look: dict[str, Look]) -> Figure | None:
         kept = shares > 1e-9  # below: rounding, or fewer vectors than dimensions
         style = look[group.label]
         panel.loglog(np.arange(1, len(shares) + 1)[kept], shares[kept], color=style.colour, linestyle=style.line)
+    panel.xaxis.set_major_formatter("{x:g}")
     panel.set_xlabel("principal component")
     panel.set_ylabel("share of the variance")
-    legend(figure, [group for group, _ in shown], look, markers=False)
+    legend(figure, [group for group, _ in shown], look, markers=False, counted=False)
     return figure
 
 
@@ -265,16 +266,17 @@ def grid(count: int, height: float = 2.4, sharey: bool = False) -> tuple[Figure,
     return figure, list(panels[:count])
 
 
-def legend(figure: Figure, groups: list[Group], look: dict[str, Look], lines: bool = True, markers: bool = True) -> None:
-    """The groups below the panels, where they hide nothing."""
+def legend(figure: Figure, groups: list[Group], look: dict[str, Look], lines: bool = True, markers: bool = True, counted: bool = True) -> None:
+    """The groups below the panels, where they hide nothing; `counted`: with their numbers of seeds."""
+    names = {group.label: f"{group.label} (n = {len(group.runs)})" if counted else group.label for group in groups}
     handles = [
         matplotlib.lines.Line2D(
             [], [], color=look[group.label].colour, linestyle=look[group.label].line if lines else "none",
-            marker=look[group.label].marker if markers else None, markersize=6, label=group.label,
+            marker=look[group.label].marker if markers else None, markersize=6, label=names[group.label],
         )
         for group in groups
     ]  # fmt: skip
-    longest = max(len(group.label) for group in groups)
+    longest = max(map(len, names.values()))
     figure.legend(handles=handles, loc="outside lower center", ncols=max(1, min(4, len(groups), 90 // (longest + 6))), handlelength=3.2)
 
 

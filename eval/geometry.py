@@ -59,14 +59,18 @@ def nearest_distances(head: nn.Module, ids: Tensor) -> Tensor | None:
 
 @torch.no_grad()
 def nearest_words(head: nn.Module, word: int, count: int = 10) -> list[tuple[int, float]]:
-    """The `count` words nearest to `word`, as (id, distance) in the head's own metric; for a linear head (id, -inner product)."""
+    """The `count` words nearest to `word`, as (id, distance) in the head's own metric, nearest first.
+
+    For a linear head: (id, inner product), largest first.
+    """
     ids = torch.tensor([word], device=head.weight.device)
-    if has_distances(head):
-        (row,) = next(iter(distances_between(head, ids)))
+    linear = not has_distances(head)
+    if linear:
+        row = head.weight[: head.vocab_size].float() @ head.weight[word].float()
+        row[word] = -torch.inf
     else:
-        row = -(head.weight[: head.vocab_size].float() @ head.weight[word].float())
-        row[word] = torch.inf
-    values, words = row.topk(min(count, len(row) - 1), largest=False)
+        (row,) = next(iter(distances_between(head, ids)))
+    values, words = row.topk(min(count, len(row) - 1), largest=linear)
     return list(zip(words.tolist(), values.tolist(), strict=True))
 
 
