@@ -1,6 +1,7 @@
 """What all distance heads share: the link, the exponent, the scale of the hidden states, and their calibration."""
 
 import math
+import numbers
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from heads.floor import Floor
 from heads.fused_loss import Operands, Recipe, chunks_of_values
-from heads.head import Head, Problem, product_dtype, widened
+from heads.head import Head, Problem, outside_compiled_graphs, product_dtype, widened
 from heads.kernels import Kernel, widest
 from heads.links import Gibbs, Harmonic, distance, log_distance
 
@@ -18,16 +19,26 @@ SMALLEST_OPTION = 1e-30  # options from here to its inverse are taken: float32 h
 
 @dataclass(frozen=True)
 class Geometry:
-    """A distance as the fused loss computes it: d = factor * kernel(x, y)^root, of mapped rows x and y."""
+    """A distance as the fused loss computes it: d = factor * kernel(x, y)^root, of mapped rows x and y.
+
+    norm: mapped rows (n, D), and the metric if the head has one -> (n,), the distance from 0 but for the factor. d is floored at
+    factor * 1e-6 (norm(x) + norm(y)), so the kernel's value at that to the power `floor_power` (None: 1 / root).
+    """
 
     kernel: Kernel
-    floor: Floor
+    norm: Callable[..., Tensor]
     root: float = 1.0
     factor: float = 1.0
-    # Powers of the rows' entries that the kernel adds up: rows too large or small for them are rescaled, which for a distance of degree
-    # `degree` (1, or 0 where it is scale-free) multiplies every distance alike.
-    power: float = 1.0
-    degree: int = 1
+    floor_power: float | None = None
+
+    @property
+    def floor(self) -> Floor:
+        return Floor(self.norm, 1 / self.root if self.floor_power is None else self.floor_power)
+
+    @property
+    def degree(self) -> float:
+        """d is multiplied by c^degree where mapped rows are multiplied by c."""
+        return 0.0 if self.kernel.scale_free else round(self.kernel.power * self.root, 9)
 
 
 class DistanceHead(Head):
@@ -45,18 +56,34 @@ class DistanceHead(Head):
         super().__init__(n_embd, vocab_size, padded_vocab_size, **options)
         self._check()
         self.harmonic = self.settings["link"] == "harmonic"
-        scale = self.settings["hidden_scale"]
-        self.register_buffer("scale", torch.tensor(1.0 if scale == "auto" else float(scale)))
-        self.register_buffer("calibrated", torch.tensor("auto" not in (scale, self.harmonic and self.settings["exponent"])))
+        self.register_buffer("scale", torch.empty(()))
+        self.register_buffer("calibrated", torch.empty((), dtype=torch.bool))
         if self.harmonic:
-            exponent = {"auto": 1.0, "dim": n_embd, "sqrt_dim": math.sqrt(n_embd)}.get(self.settings["exponent"], self.settings["exponent"])
-            exponent = torch.tensor(float(exponent))
             if self.settings["learn_exponent"]:
-                self.log_exponent = nn.Parameter(exponent.log())
+                self.log_exponent = nn.Parameter(torch.empty(()))
             else:
-                self.register_buffer("exponent", exponent)
-        self._ready = False
+                self.register_buffer("exponent", torch.empty(()))
+        self._known = None  # the buffer `calibrated` once it was seen to be true: a device is asked once, not in every step
         self.geometry = self.build_geometry()
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self):
+        super().reset_parameters()
+        scale, exponent = self.settings["hidden_scale"], self.settings["exponent"]
+        self.scale.fill_(1.0 if scale == "auto" else scale)
+        self.calibrated.fill_("auto" not in (scale, self.harmonic and exponent))
+        self._known = None
+        if self.harmonic:
+            exponent = {"auto": 1.0, "dim": self.n_embd, "sqrt_dim": math.sqrt(self.n_embd)}.get(exponent, exponent)
+            if self.settings["learn_exponent"]:
+                self.log_exponent.fill_(math.log(exponent))
+            else:
+                self.exponent.fill_(exponent)
+
+    def _load_from_state_dict(self, *args, **kwargs):
+        super()._load_from_state_dict(*args, **kwargs)
+        self._known = None
 
     # What a distance says of itself.
 
@@ -83,23 +110,24 @@ class DistanceHead(Head):
     # What follows from it.
 
     def problem(self, hidden, training=False):
-        if not self._ready and len(hidden):
+        if self._known is not self.calibrated and len(hidden):
             if self.needs_calibration:
                 self._calibrate_alone(hidden)
-            self._ready = True
-        geometry, weight = self.geometry, self.weight.to(hidden.dtype)
-        h = hidden * self.scale.to(hidden.dtype)
-        unit = _common_unit(h, weight, geometry.power)
-        if unit is not None:
-            h, weight = h * unit, weight * unit
+            self._known = self.calibrated
+        return self._problem(hidden, training)
+
+    def _problem(self, hidden, training=False):
+        geometry, h = self.geometry, hidden * self.scale.to(hidden.dtype)
         noise = int(torch.randint(2**31, ())) if training and self.noisy else None
-        x, y = self.map(h, noise), self.map(weight, None if noise is None else noise + 1)
-        sharpness = self._sharpness(hidden.dtype)
-        if unit is not None and not self.harmonic and geometry.degree == 1:
-            sharpness = sharpness / unit
+        x, y = self.map(h, noise), self.map(self.weight.to(hidden.dtype), None if noise is None else noise + 1)
+        sharpness, unit = self._sharpness(hidden.dtype), _common_unit(x, y, geometry.kernel.power)
+        if unit is not None:
+            x, y, unit = x * unit, y * unit, unit**geometry.degree
+            if not self.harmonic:
+                sharpness = sharpness / unit
         recipe = Recipe(geometry.kernel, self.link(), self.vocab_size, geometry.floor)
         operands = Operands(x, y, self.metric(), *self.denominators(x, y), sharpness)
-        return Problem(recipe, operands, 1.0 if unit is None or geometry.degree == 0 else unit)
+        return Problem(recipe, operands, 1.0 if unit is None else unit)
 
     noisy = False  # whether `map` adds noise while training
 
@@ -111,6 +139,7 @@ class DistanceHead(Head):
             return self.scale.new_tensor(1 / self.settings["tau"], dtype=dtype)
         return self.log_exponent.to(dtype).exp() if self.settings["learn_exponent"] else self.exponent.to(dtype)
 
+    @outside_compiled_graphs
     @torch.no_grad()
     def distances(self, hidden: Tensor) -> Tensor:
         """d(h, w) (..., rows) of hidden (..., D), padded rows included; without gradient."""
@@ -150,7 +179,6 @@ class DistanceHead(Head):
         """
         parts = [hidden] if isinstance(hidden, Tensor) else hidden
         wide = widest(self.weight.device)
-        self._ready = True  # `problem` must not calibrate in turn
         if self.settings["hidden_scale"] == "auto":
             square = self._mean(parts, reduce, lambda rows: rows.to(wide).square().sum() / self.n_embd)
             words = self.weight[: self.vocab_size].to(wide).square().mean()
@@ -168,11 +196,12 @@ class DistanceHead(Head):
             target, value = (self.log_exponent, n.log()) if self.settings["learn_exponent"] else (self.exponent, n)
             target.copy_(value)
         self.calibrated.fill_(True)
+        self._known = self.calibrated
 
     def _spread(self, rows):
         """Sum over rows of the variance over the vocabulary of ln d."""
         with torch.autocast(rows.device.type, enabled=False):
-            recipe, operands, _ = self.problem(widened(rows))
+            recipe, operands, _ = self._problem(widened(rows))
             total = rows.new_zeros((), dtype=widest(rows.device))
             for _, u, ratio in chunks_of_values(recipe, operands):
                 total += log_distance(recipe.link, u, ratio).var(1, correction=0).to(total.dtype).sum()
@@ -224,23 +253,23 @@ def check_positive(name: str, value, words: tuple[str, ...] = ()) -> None:
     """Raises ValueError unless value is one of `words` or a number above 0 that float32 holds, as its inverse."""
     if isinstance(value, str) and value in words:
         return
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not number or not SMALLEST_OPTION <= value <= 1 / SMALLEST_OPTION:
         raise ValueError(f"{name} {value!r}: must be {', '.join((*words, 'a number above 0'))}, within float32's range")
 
 
-def _common_unit(h, w, power):
-    """A power of two for both h and w where sums of their entries' `power`-th powers would leave float32's range, else None.
+def _common_unit(x, y, power):
+    """A power of two for both x and y where sums of their entries' `power`-th powers would leave float32's range, else None.
 
     On CUDA always one: looking first would wait for the device.
     """
-    if power == 1 or len(h) == 0:
+    if power == 1 or len(x) == 0:
         return None
-    largest = torch.maximum(_largest(h.detach()), _largest(w.detach()))
+    largest = torch.maximum(_largest(x.detach()), _largest(y.detach()))
     reach = 2.0 ** (60 / power)  # a sum of up to 2^30 entries keeps within float32's 2^127
-    if h.device.type == "cpu" and not torch.isfinite(largest):
+    if x.device.type == "cpu" and not torch.isfinite(largest):
         return None
-    if h.device.type == "cpu" and 1 / reach < largest < reach:
+    if x.device.type == "cpu" and 1 / reach < largest < reach:
         return None
     unit = torch.exp2(-largest.log2().round())
     return torch.where(torch.isfinite(unit), unit, 1.0)

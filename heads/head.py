@@ -6,6 +6,7 @@
 A distance is a map of the rows, a pairwise kernel, a separable rescaling (Miller-Golub et al., arXiv 2603.10225, section 3.1).
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,23 @@ class Problem(NamedTuple):
     recipe: Recipe
     operands: Operands
     unit: Tensor | float = 1.0  # rows were multiplied by this before the kernel saw them
+
+
+def outside_compiled_graphs(method):
+    """torch.compile of a model leaves this method of its head as it is: the loss has compiled what can be, and branches on values.
+
+    torch's own wrapper takes a second to import: it is made at the first call under torch.compile.
+    """
+    wrapped = []
+
+    @functools.wraps(method)
+    def call(*args, **kwargs):
+        if not torch.compiler.is_compiling():
+            return method(*args, **kwargs)
+        if not wrapped:
+            wrapped.append(torch.compiler.disable(method))
+        return wrapped[0](*args, **kwargs)
+    return call
 
 
 class Head(nn.Module):
@@ -47,21 +65,21 @@ class Head(nn.Module):
         self.n_embd, self.vocab_size = n_embd, vocab_size
         self.given = {key: value for key, value in options.items() if value is not None}
         self.settings = self.defaults | self.given
-        self.weight = nn.Parameter(torch.empty(rows, n_embd))
-        self.reset_parameters()
+        self.weight = nn.Parameter(torch.empty(rows, n_embd))  # a subclass ends its own __init__ with reset_parameters()
 
     def options(self) -> dict:
         """Every option that applies, with the value used ("auto" stays "auto")."""
         return dict(self.settings)
 
     def reset_parameters(self) -> None:
-        """Draws untied prototypes from torch's default generator."""
+        """Draws untied prototypes from torch's default generator; every other parameter and buffer is as in a new head."""
         nn.init.normal_(self.weight, std=self.init_std)
 
     def problem(self, hidden: Tensor, training: bool = False) -> Problem:
         """hidden (N, D), float32 or float64 -> what the fused loss needs; autocast is off."""
         raise NotImplementedError
 
+    @outside_compiled_graphs
     def forward(self, hidden: Tensor, targets: Tensor, reduction: str = "mean", label_smoothing: float = 0.0) -> Tensor:
         """Cross-entropy in nats. hidden (..., D); targets (...), ids below vocab_size, or -100 to ignore a position.
 
@@ -92,6 +110,7 @@ class Head(nn.Module):
             loss = loss.new_zeros(hidden.shape[:-1].numel()).index_copy(0, kept, loss)
         return loss.view(hidden.shape[:-1])
 
+    @outside_compiled_graphs
     @torch.no_grad()
     def log_probs(self, hidden: Tensor) -> Tensor:
         """Log-probabilities (..., rows) of hidden (..., D), without gradient; -inf in the padded rows."""

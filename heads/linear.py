@@ -18,7 +18,13 @@ class Linear(Head):
         super().__init__(n_embd, vocab_size, padded_vocab_size, **options)
         if not isinstance(self.settings["bias"], bool):
             raise ValueError(f"bias {self.settings['bias']!r}: must be true or false")
-        self.bias = nn.Parameter(torch.zeros(vocab_size)) if self.settings["bias"] else None
+        self.bias = nn.Parameter(torch.empty(vocab_size)) if self.settings["bias"] else None
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        super().reset_parameters()
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def problem(self, hidden, training=False):
         return Problem(Recipe(Dot(), Identity(), self.vocab_size), Operands(hidden, self.weight, self.bias))

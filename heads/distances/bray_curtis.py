@@ -2,7 +2,6 @@ import torch
 
 from heads.distance_head import DistanceHead, Geometry
 from heads.distances.manhattan import manhattan_norm
-from heads.floor import Floor
 from heads.kernels.tiles import PowerSum
 
 EPS = 1e-12
@@ -17,7 +16,7 @@ class BrayCurtis(DistanceHead):
     def build_geometry(self):
         if not isinstance(self.settings["normalized"], bool):
             raise ValueError(f"normalized {self.settings['normalized']!r}: must be true or false")
-        return Geometry(PowerSum(1), Floor(manhattan_norm))
+        return Geometry(PowerSum(1), manhattan_norm)
 
     def map(self, rows, noise=None):
         if not self.settings["normalized"]:

@@ -1,7 +1,6 @@
 import torch
 
 from heads.distance_head import DistanceHead, Geometry, check_positive
-from heads.floor import Floor
 from heads.kernels.tiles import Canberra as CanberraKernel
 
 EPS = 1e-12
@@ -17,7 +16,7 @@ class Canberra(DistanceHead):
         smallest = self.settings["min_denominator"]
         if isinstance(smallest, bool) or smallest != 0:
             check_positive("min_denominator", smallest)
-        return Geometry(CanberraKernel(EPS, float(smallest)), Floor(self.norm))
+        return Geometry(CanberraKernel(EPS, float(smallest)), self.norm)
 
     def norm(self, rows):
         """The distance from 0; blocks of rows bound what is held."""

@@ -3,7 +3,6 @@ import math
 import torch
 
 from heads.distance_head import DistanceHead, Geometry, check_positive
-from heads.floor import Floor
 from heads.kernels.tiles import Maximum, SmoothMaximum
 
 
@@ -16,9 +15,9 @@ class Chebyshev(DistanceHead):
     def build_geometry(self):
         alpha = self.settings["smooth"]
         if alpha is None:
-            return Geometry(Maximum(), Floor(chebyshev_norm))
+            return Geometry(Maximum(), chebyshev_norm)
         check_positive("smooth", alpha)
-        return Geometry(SmoothMaximum(float(alpha)), Floor(chebyshev_norm))
+        return Geometry(SmoothMaximum(float(alpha)), chebyshev_norm)
 
     def definition(self, h, w):
         difference, alpha = (h[:, None] - w).abs(), self.settings["smooth"]

@@ -1,7 +1,6 @@
 import torch
 
 from heads.distance_head import DistanceHead, Geometry
-from heads.floor import Floor
 from heads.kernels.inner_product import CosineDistance
 
 
@@ -11,7 +10,7 @@ class Cosine(DistanceHead):
     defaults = DistanceHead.defaults | {"tau": 0.1}  # d lies in 0..2: at tau = 1 no probability could exceed e^2 / V
 
     def build_geometry(self):
-        return Geometry(CosineDistance(), Floor(half_chord_norm, power=2), power=2, degree=0)
+        return Geometry(CosineDistance(), half_chord_norm, floor_power=2)
 
     def definition(self, h, w):
         return 1 - torch.nn.functional.normalize(h, dim=-1) @ torch.nn.functional.normalize(w, dim=-1).t()

@@ -1,7 +1,6 @@
 import torch
 
 from heads.distance_head import DistanceHead, Geometry
-from heads.floor import Floor
 from heads.kernels.inner_product import SquaredDistance
 
 
@@ -9,7 +8,7 @@ class Euclidean(DistanceHead):
     """||h - w||_2."""
 
     def build_geometry(self):
-        return Geometry(SquaredDistance(), Floor(euclidean_norm, power=2), root=0.5, power=2)
+        return Geometry(SquaredDistance(), euclidean_norm, root=0.5)
 
     def definition(self, h, w):
         return (h[:, None] - w).square().sum(-1).sqrt()

@@ -4,7 +4,6 @@ import torch
 
 from heads.distance_head import DistanceHead, Geometry, check_positive
 from heads.distances.manhattan import manhattan_norm
-from heads.floor import Floor
 from heads.kernels import Pairs
 from heads.kernels.tiles import PowerSum
 from heads.noise import logistic_noise
@@ -27,7 +26,7 @@ class Hamming(DistanceHead):
         check_positive("temperature", self.settings["temperature"])
         self.noisy = relaxation == "gumbel"
         kernel = ThresholdedManhattan(1) if relaxation == "hard" else PowerSum(1)
-        return Geometry(kernel, Floor(manhattan_norm), factor=1 / self.n_embd)
+        return Geometry(kernel, manhattan_norm, factor=1 / self.n_embd)
 
     def map(self, rows, noise=None):
         if noise is not None:

@@ -4,7 +4,6 @@ import torch
 from torch import nn
 
 from heads.distance_head import DistanceHead, Geometry
-from heads.floor import Floor
 from heads.kernels.inner_product import SquaredDistance
 
 RIDGE = 1e-3  # lambda of covariance "full": the smallest eigenvalue of M
@@ -21,15 +20,24 @@ class Mahalanobis(DistanceHead):
     def build_geometry(self):
         covariance, D = self.settings["covariance"], self.n_embd
         if covariance == "diagonal":
-            self.log_precision = nn.Parameter(torch.zeros(D))
+            self.log_precision = nn.Parameter(torch.empty(D))
         elif covariance == "cholesky":
-            self.log_diagonal = nn.Parameter(torch.zeros(D))
-            self.lower = nn.Parameter(torch.zeros(D, D))  # strictly lower triangular; the rest is unused and stays 0
+            self.log_diagonal = nn.Parameter(torch.empty(D))
+            self.lower = nn.Parameter(torch.empty(D, D))  # strictly lower triangular; the rest is unused and stays 0
         elif covariance == "full":
-            self.factor = nn.Parameter(torch.eye(D) * math.sqrt(1 - RIDGE))
+            self.factor = nn.Parameter(torch.empty(D, D))
         else:
             raise ValueError(f"covariance {covariance!r}: must be diagonal, cholesky or full")
-        return Geometry(SquaredDistance(), Floor(metric_norm, power=2), root=0.5, power=2)
+        return Geometry(SquaredDistance(), metric_norm, root=0.5)
+
+    @torch.no_grad()
+    def reset_parameters(self):
+        super().reset_parameters()
+        if self.settings["covariance"] == "full":
+            nn.init.eye_(self.factor).mul_(math.sqrt(1 - RIDGE))
+        else:
+            for name in {"diagonal": ("log_precision",), "cholesky": ("log_diagonal", "lower")}[self.settings["covariance"]]:
+                nn.init.zeros_(getattr(self, name))
 
     def metric(self):
         """M (D, D), or its diagonal (D,)."""

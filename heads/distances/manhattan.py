@@ -1,7 +1,6 @@
 import torch
 
 from heads.distance_head import DistanceHead, Geometry
-from heads.floor import Floor
 from heads.kernels.tiles import PowerSum
 
 
@@ -11,7 +10,7 @@ class Manhattan(DistanceHead):
     init_std = 1.0  # on the scale of h: beside much smaller prototypes the gradient is only sign(h)
 
     def build_geometry(self):
-        return Geometry(PowerSum(1), Floor(manhattan_norm))
+        return Geometry(PowerSum(1), manhattan_norm)
 
     def definition(self, h, w):
         return (h[:, None] - w).abs().sum(-1)

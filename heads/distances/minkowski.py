@@ -7,7 +7,6 @@ from heads.distance_head import DistanceHead, Geometry
 from heads.distances.chebyshev import Chebyshev
 from heads.distances.euclidean import Euclidean
 from heads.distances.manhattan import Manhattan
-from heads.floor import Floor
 from heads.kernels.tiles import PowerNorm, PowerSum
 
 LARGEST_SUM_P = 6  # p-th powers of the differences of one batch spread too far for a float32 sum beyond it
@@ -25,11 +24,11 @@ class Minkowski(DistanceHead):
         if not isinstance(p, int | float) or isinstance(p, bool) or not (1 <= p <= LARGEST_P or p == math.inf):
             raise ValueError(f"p {p!r}: must be a number, at least 1 and at most {LARGEST_P:g} (or inf, the Chebyshev distance)")
         if p in self.same:
-            return Geometry(**vars(self.same[p](1, 1).geometry))
+            return self.same[p](1, 1).geometry
         p = float(p)
         if p > LARGEST_SUM_P:
-            return Geometry(PowerNorm(p), Floor(partial(power_norm, p)))
-        return Geometry(PowerSum(p), Floor(partial(power_norm, p), power=p), root=1 / p, power=p)
+            return Geometry(PowerNorm(p), partial(power_norm, p))
+        return Geometry(PowerSum(p), partial(power_norm, p), root=1 / p)
 
     @property
     def init_std(self):

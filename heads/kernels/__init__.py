@@ -10,6 +10,9 @@ from torch import Tensor
 class Kernel:
     """A pairwise function of rows; its options are plain numbers, so that a kernel is hashable."""
 
+    power = 1.0  # u(c x, c y) = c^power u(x, y), c > 0; powers of the entries that are summed may leave float32's range
+    scale_free = False  # u(c x, c y) = u(x, y), though powers are summed on the way
+
     def pairwise(self, x: Tensor, y: Tensor) -> Tensor:
         """x (n, D), y (m, D) -> u (n, m), float32 (float64 if x is float64)."""
         raise NotImplementedError
@@ -22,7 +25,10 @@ class Kernel:
         """The kernel with its second argument fixed, for a loop over chunks of rows x.
 
         parameter: a tensor that the kernel depends on (a bias, a metric), where it has one; dtype: of its matrix products, if any.
+        Raises ValueError for a parameter that the kernel does not have.
         """
+        if parameter is not None:
+            raise ValueError(f"the kernel {self} has no parameter: a head on it cannot have a metric (weights of coordinates belong in `map`)")
         return Pairs(self, y)
 
 

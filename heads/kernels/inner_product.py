@@ -47,6 +47,8 @@ class Dot(InnerProductKernel):
 class SquaredDistance(InnerProductKernel):
     """u = (x - y)^T M (x - y); parameter: the metric M, symmetric (D, D), or its diagonal (D,); without one M is the identity."""
 
+    power = 2.0
+
     def bind(self, y, parameter=None, dtype=None):
         return SquaredDistancePairs(y, parameter, dtype)
 
@@ -55,7 +57,12 @@ class SquaredDistance(InnerProductKernel):
 class CosineDistance(InnerProductKernel):
     """u = 1 - x . y / (|x| |y|), which is half the squared distance of the normalised rows; 1, with gradient 0, for a zero row."""
 
+    power = 2.0
+    scale_free = True
+
     def bind(self, y, parameter=None, dtype=None):
+        if parameter is not None:
+            return super().bind(y, parameter)
         return CosinePairs(y, parameter, dtype)
 
 

@@ -117,6 +117,10 @@ class PowerSum(TileKernel):
 
     p: float
 
+    @property
+    def power(self):
+        return self.p
+
     def value(self, a, b):
         return _power((a - b).abs(), self.p).sum(-1)
 

@@ -3,7 +3,9 @@ import math
 import pytest
 import torch
 
-from heads import HEADS, build_head
+from heads import HEADS, build_head, distance_head
+from heads.distances.euclidean import Euclidean
+from heads.distances.manhattan import Manhattan
 from tests.heads.harness import batch, make_head
 
 DISTANCES = [name for name in HEADS if name != "linear"]
@@ -126,3 +128,75 @@ def test_hidden_states_that_are_all_zero_calibrate_no_scale():
     with pytest.raises(ValueError, match="hidden_scale .auto.: cannot be calibrated"):
         head.calibrate(torch.zeros(5, 4))
     assert head.needs_calibration
+
+
+def test_a_head_put_back_to_its_beginning_calibrates_again():
+    hidden, targets = batch(30, 101, 48)
+    for options in ({}, {"learn_exponent": True}, {"hidden_scale": "auto"}):
+        head = make_head("euclidean", 48, 101, **options)
+        start = {key: value.clone() for key, value in head.state_dict().items()}
+        loss, exponent = head(hidden, targets).item(), head.exponent_value
+        head.load_state_dict(start)
+        assert head.exponent_value is None
+        assert head(hidden, targets).item() == loss and head.exponent_value == exponent
+
+
+def test_a_functional_call_leaves_the_head_itself_to_be_calibrated():
+    hidden, targets = batch(30, 101, 48)
+    head = make_head("cosine", 48, 101)
+    copies = {key: value.clone() for key, value in [*head.named_parameters(), *head.named_buffers()]}
+    loss = torch.func.functional_call(head, copies, (hidden, targets)).item()
+    assert head.needs_calibration and head(hidden, targets).item() == loss and not head.needs_calibration
+
+
+def test_a_failed_calibration_is_not_taken_for_one():
+    head = make_head("euclidean", 48, 101)
+    _, targets = batch(30, 101, 48)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="cannot be calibrated"):
+            head(torch.full((30, 48), torch.nan), targets)
+
+
+@pytest.mark.parametrize("options", [{}, {"exponent": 3.0}, {"learn_exponent": True}, {"exponent": "dim", "hidden_scale": 0.02}, {"link": "gibbs"}])
+@pytest.mark.parametrize("name", [*DISTANCES, "mahalanobis:cholesky", "mahalanobis:full"])
+def test_reset_parameters_makes_a_new_head(name, options):
+    name, _, covariance = name.partition(":")
+    options = options | ({"covariance": covariance} if covariance else {})
+    torch.manual_seed(3)
+    new = build_head(name, 8, 11, 16, **options)
+    with torch.device("meta"):
+        head = build_head(name, 8, 11, 16, **options)
+    head.to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in head.state_dict().values():
+            tensor.fill_(7)
+    torch.manual_seed(3)
+    head.reset_parameters()
+    for key, value in new.state_dict().items():
+        assert torch.equal(head.state_dict()[key], value), key
+
+
+def test_a_metric_asks_for_a_kernel_that_has_one():
+    class Weighted(Manhattan):
+        def metric(self):
+            return torch.ones(self.n_embd)
+
+    hidden, targets = batch(3, 11, 8)
+    with pytest.raises(ValueError, match="has no parameter"):
+        Weighted(8, 11, exponent=3.0)(hidden, targets)
+
+
+def test_rows_are_rescaled_after_they_are_mapped(monkeypatch):
+    """A map need not be homogeneous. On CUDA rows are always rescaled, on a CPU where powers would leave float32's range."""
+    class Softmax(Euclidean):
+        def map(self, rows, noise=None):
+            return rows.softmax(-1)
+
+    hidden, targets = batch(5, 11, 8)
+    torch.manual_seed(0)
+    for link in ({"exponent": 3.0}, {"link": "gibbs"}):
+        head = Softmax(8, 11, **link)
+        before = head(hidden, targets), head.distances(hidden)
+        monkeypatch.setattr(distance_head, "_common_unit", lambda x, y, power: torch.tensor(0.25))
+        torch.testing.assert_close((head(hidden, targets), head.distances(hidden)), before)
+        monkeypatch.undo()

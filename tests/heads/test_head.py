@@ -152,3 +152,22 @@ def test_a_second_derivative_is_refused_rather_than_incomplete(name):
     hidden = torch.randn(5, 4, requires_grad=True)
     with pytest.raises(RuntimeError, match="differentiated once only"):
         torch.autograd.grad(head(hidden, torch.arange(5)), hidden, create_graph=True)
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["linear", "cosine", "manhattan"])
+def test_a_compiled_model_leaves_its_head_as_it_is(name, autocast):
+    backbone, head = torch.nn.Linear(8, 33), make_head(name, 33, 101, **({} if name == "linear" else {"exponent": 9.0}))
+
+    def model(inputs, targets):
+        return 2 * head(backbone(inputs).tanh(), targets)
+
+    inputs, targets = batch(7, 101, 8)
+    results = []
+    for run in (model, torch.compile(model)):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            loss = run(inputs, targets)
+        loss.backward()
+        results.append((loss.detach(), backbone.weight.grad, head.weight.grad))
+        backbone.weight.grad = head.weight.grad = None
+    torch.testing.assert_close(*results, rtol=2e-2 if autocast else 1e-5, atol=1e-3 if autocast else 1e-6)
