@@ -109,14 +109,18 @@ class DistanceHead(Head):
 
     # What follows from it.
 
-    def problem(self, hidden, training=False):
-        if self._known is not self.calibrated and len(hidden):
-            if self.needs_calibration:
-                self._calibrate_alone(hidden)
-            self._known = self.calibrated
-        return self._problem(hidden, training)
+    @torch.no_grad()
+    def prepare(self, flat, kept=None):
+        if self._known is self.calibrated:
+            return
+        if self.needs_calibration:
+            counting = flat if kept is None else flat[kept]
+            if len(counting) == 0:
+                return
+            self._calibrate_alone(counting)
+        self._known = self.calibrated
 
-    def _problem(self, hidden, training=False):
+    def problem(self, hidden, training=False):
         geometry, h = self.geometry, hidden * self.scale.to(hidden.dtype)
         noise = int(torch.randint(2**31, ())) if training and self.noisy else None
         x, y = self.map(h, noise), self.map(self.weight.to(hidden.dtype), None if noise is None else noise + 1)
@@ -136,7 +140,7 @@ class DistanceHead(Head):
 
     def _sharpness(self, dtype):
         if not self.harmonic:
-            return self.scale.new_tensor(1 / self.settings["tau"], dtype=dtype)
+            return self.scale.new_full((), 1 / self.settings["tau"], dtype=dtype)
         return self.log_exponent.to(dtype).exp() if self.settings["learn_exponent"] else self.exponent.to(dtype)
 
     @outside_compiled_graphs
@@ -144,6 +148,7 @@ class DistanceHead(Head):
     def distances(self, hidden: Tensor) -> Tensor:
         """d(h, w) (..., rows) of hidden (..., D), padded rows included; without gradient."""
         flat = self._flat(hidden)
+        self.prepare(flat)
         with torch.autocast(hidden.device.type, enabled=False):
             flat = widened(flat)
             recipe, operands, unit = self.problem(flat)
@@ -201,7 +206,7 @@ class DistanceHead(Head):
     def _spread(self, rows):
         """Sum over rows of the variance over the vocabulary of ln d."""
         with torch.autocast(rows.device.type, enabled=False):
-            recipe, operands, _ = self._problem(widened(rows))
+            recipe, operands, _ = self.problem(widened(rows))
             total = rows.new_zeros((), dtype=widest(rows.device))
             for _, u, ratio in chunks_of_values(recipe, operands):
                 total += log_distance(recipe.link, u, ratio).var(1, correction=0).to(total.dtype).sum()

@@ -18,6 +18,8 @@ from heads.kernels import Kernel
 # has to be large enough to fill the device. Prototypes that dwarf the buffers may have larger ones: a quarter of their own size.
 CHUNK_ELEMENTS = {"cpu": 6_500_000, "cuda": 2**27}
 PROTOTYPES_PER_BUFFER = 4
+# Where products run over all rows of y, words or not: tensor cores want sizes that are multiples of 8, which a vocabulary seldom is.
+WHOLE_PRODUCTS = {"cuda"}
 # With fewer rows than this a matrix product reads the prototypes too often; with many words the buffers grow instead.
 MINIMUM_ROWS = {"cpu": 64, "cuda": 256}
 
@@ -54,7 +56,7 @@ def fused_loss(recipe: Recipe, operands: Operands, targets: Tensor, weights: Ten
 
 def chunks_of_values(recipe: Recipe, operands: Operands):
     """Yields (slice of tokens, u, ratio) without gradients: for log-probabilities, distances and statistics."""
-    work = _Work(recipe, operands)
+    work = _Work(recipe, operands, words_only=True)
     for rows in work.slices():
         u, _ = work.values(rows)
         yield rows, u, work.ratio(rows)
@@ -102,11 +104,13 @@ def _run(recipe, operands, targets, weights, needs):
 class _Work:
     """One pass: the bound kernel, the operands in their working dtype, and the gradient sums."""
 
-    def __init__(self, recipe: Recipe, operands: Operands):
+    def __init__(self, recipe: Recipe, operands: Operands, words_only: bool = False):
         wide = torch.float64 if operands.x.dtype == torch.float64 else torch.float32
         self.recipe, self.link, self.smoothing = recipe, recipe.link, recipe.label_smoothing
         self.operands = Operands(*(None if tensor is None else tensor.detach().to(wide) for tensor in operands))
-        self.x, self.y = self.operands.x, self.operands.y[: recipe.vocab_size]
+        whole = recipe.kernel.is_product and operands.x.device.type in WHOLE_PRODUCTS and not words_only
+        self.x, self.y = self.operands.x, self.operands.y if whole else self.operands.y[: recipe.vocab_size]
+        self.words, self.padding = slice(recipe.vocab_size), slice(recipe.vocab_size, len(self.y))  # columns of u
         self.pairs = recipe.kernel.bind(self.y, self.operands.parameter, recipe.dtype or operands.x.dtype)
         self.sharpness = self.operands.sharpness
         self.grads = None
@@ -130,24 +134,30 @@ class _Work:
         floor, parameter = self.recipe.floor, self.operands.parameter
         return u, floor and floor.apply(u, self.x[rows], self.y, *([] if parameter is None else [parameter]))
 
+    def logits(self, u, ratio):
+        """z (n, V) of a chunk, -inf in the padding."""
+        z = self.link.logits(u, ratio, self.sharpness)
+        z[:, self.padding] = -torch.inf
+        return z
+
     def chunk(self, rows, targets, weights):
         """The losses (n,) of a chunk, weighted; adds its gradients where they are wanted."""
         u, floored = self.values(rows)
         ratio = self.ratio(rows)
-        z = self.link.logits(u, ratio, self.sharpness)
+        z = self.logits(u, ratio)
         smoothing, targets = self.smoothing, targets[:, None]
         z_target = z.gather(1, targets)
         expected = z_target * (1 - smoothing)  # sum_k t_k z_k
         if smoothing:
-            expected += z.mean(1, keepdim=True).mul_(smoothing)
+            expected += z[:, self.words].mean(1, keepdim=True).mul_(smoothing)
         learns_sharpness = self.grads is not None and self.grads.sharpness is not None
-        mean = _mean_under_softmax(z) if learns_sharpness else None
+        mean = _mean_under_softmax(z[:, self.words]) if learns_sharpness else None
         p = torch.softmax(z, 1) if z is u else torch.softmax(z, 1, out=z)
         p_target = p.gather(1, targets)
         log_sum = z_target - p_target.log()
         far = (p_target < 1e-20).nonzero()[:, 0]  # a probability that small has lost its digits, or is 0
         if len(far):
-            z_far = self.link.logits(u[far], None if ratio is None else ratio[far], self.sharpness)
+            z_far = self.logits(u[far], None if ratio is None else ratio[far])
             log_sum[far] = torch.logsumexp(z_far, 1, keepdim=True)
         if learns_sharpness:  # dL/ds = sum_k (p_k - t_k) z_k / s
             self.grads.sharpness.add_(((mean - expected) * weights).sum() / self.sharpness)
@@ -156,7 +166,7 @@ class _Work:
             others = p.scatter_(1, targets, 0).sum(1, keepdim=True)
             p.scatter_(1, targets, smoothing - others)
             if smoothing:
-                p.sub_(smoothing / p.shape[1])
+                p[:, self.words] -= smoothing / self.recipe.vocab_size
             self.add_gradients(rows, p, (u, ratio, floored), weights)
         return (log_sum - expected).mul_(weights)[:, 0]
 
@@ -165,6 +175,7 @@ class _Work:
         u, ratio, floored = at
         weights = weights * self.link.slope(self.sharpness)
         grad, grad_ratio = self.link.pull(grad, u, ratio)
+        grad[:, self.padding] = 0  # whatever u is there
         if floored is not None and self.link.singular:
             index, mask = floored
             for part in (grad, grad_ratio):
@@ -191,5 +202,5 @@ class _Work:
 
 
 def _mean_under_softmax(z):
-    """sum_k softmax(z)_k z_k of z (n, V) -> (n, 1), a few rows at a time."""
-    return torch.cat([torch.linalg.vecdot(torch.softmax(rows, 1), rows) for rows in z.split(8)])[:, None]
+    """sum_k softmax(z)_k z_k of z (n, V) -> (n, 1), a few rows at a time; on CUDA more, as every launch costs."""
+    return torch.cat([torch.linalg.vecdot(torch.softmax(rows, 1), rows) for rows in z.split(8 if z.device.type == "cpu" else 512)])[:, None]

@@ -75,6 +75,9 @@ class Head(nn.Module):
         """Draws untied prototypes from torch's default generator; every other parameter and buffer is as in a new head."""
         nn.init.normal_(self.weight, std=self.init_std)
 
+    def prepare(self, flat: Tensor, kept: Tensor | None = None) -> None:
+        """Called before `problem` with hidden states (N, D) and which of them count (a mask or indices; None: all)."""
+
     def problem(self, hidden: Tensor, training: bool = False) -> Problem:
         """hidden (N, D), float32 or float64 -> what the fused loss needs; autocast is off."""
         raise NotImplementedError
@@ -94,6 +97,7 @@ class Head(nn.Module):
             raise ValueError(f"label_smoothing {label_smoothing}: must be at least 0 and below 1")
         flat = self._flat(hidden)
         kept, targets, weights = self._scored(targets, hidden.shape[:-1])
+        self.prepare(flat, kept)
         if kept is not None:
             flat = flat[kept] if kept.dtype != torch.bool else torch.where(kept[:, None], flat, 0.0)
         flat = widened(flat)
@@ -115,6 +119,7 @@ class Head(nn.Module):
     def log_probs(self, hidden: Tensor) -> Tensor:
         """Log-probabilities (..., rows) of hidden (..., D), without gradient; -inf in the padded rows."""
         flat = self._flat(hidden)
+        self.prepare(flat)
         with torch.autocast(hidden.device.type, enabled=False):
             flat = widened(flat)
             recipe, operands, _ = self.problem(flat)

@@ -1,8 +1,7 @@
 import torch
 
-from heads.distance_head import DistanceHead, Geometry
-from heads.distances.manhattan import manhattan_norm
-from heads.kernels.tiles import PowerSum
+from heads.distance_head import DistanceHead
+from heads.distances.manhattan import MANHATTAN, manhattan_norm
 
 EPS = 1e-12
 
@@ -16,7 +15,7 @@ class BrayCurtis(DistanceHead):
     def build_geometry(self):
         if not isinstance(self.settings["normalized"], bool):
             raise ValueError(f"normalized {self.settings['normalized']!r}: must be true or false")
-        return Geometry(PowerSum(1), manhattan_norm)
+        return MANHATTAN
 
     def map(self, rows, noise=None):
         if not self.settings["normalized"]:

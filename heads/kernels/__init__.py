@@ -11,6 +11,7 @@ class Kernel:
     """A pairwise function of rows; its options are plain numbers, so that a kernel is hashable."""
 
     power = 1.0  # u(c x, c y) = c^power u(x, y), c > 0; powers of the entries that are summed may leave float32's range
+    is_product = False  # whether its work is matrix products
     scale_free = False  # u(c x, c y) = u(x, y), though powers are summed on the way
 
     def pairwise(self, x: Tensor, y: Tensor) -> Tensor:

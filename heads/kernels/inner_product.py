@@ -23,6 +23,8 @@ BLOCK_ELEMENTS = 2**21  # numbers held at once by work that goes over rows in bl
 class InnerProductKernel(Kernel):
     """What the three kernels share: alone, without chunks, they are bound once and used once."""
 
+    is_product = True
+
     def pairwise(self, x, y):
         return self.bind(y, dtype=x.dtype).values(x)
 
@@ -66,32 +68,107 @@ class CosineDistance(InnerProductKernel):
         return CosinePairs(y, parameter, dtype)
 
 
+class Products:
+    """The three matrix products of chunks of rows x (n, D) with the prototypes y (V, D), in y's own dtype. G is (n, V)."""
+
+    rounds_operands = False  # whether the forward product rounds x and y
+
+    def __init__(self, y: Tensor):
+        self.y = y
+        self.buffer = y.new_empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x Y^T (n, V), in a buffer that the next call may reuse."""
+        size = len(x) * len(self.y)
+        if self.buffer.numel() < size:
+            self.buffer = self.y.new_empty(size)
+        return torch.mm(x, self.y.t(), out=self.buffer[:size].view(len(x), len(self.y)))
+
+    def grad_x(self, G: Tensor) -> Tensor:
+        """G Y (n, D)."""
+        return torch.mm(G, self.y)
+
+    def add_grad_y(self, G: Tensor, x: Tensor, grad_y: Tensor, beta: int) -> None:
+        """grad_y (V, D) becomes beta * grad_y + G^T x; with beta 0 it need not be initialised."""
+        grad_y.addmm_(G.t(), x, beta=beta)
+
+
+class OneDnnBfloat16(Products):
+    """On a CPU torch.mm rounds the result of bfloat16 operands: sums that have to stay float32 are asked of oneDNN."""
+
+    rounds_operands = True
+
+    def __init__(self, y):
+        super().__init__(y)
+        self.low = y.bfloat16()
+
+    def forward(self, x):
+        with bfloat16_operands():
+            return super().forward(x)
+
+    def grad_x(self, G):
+        return torch.mm(G.bfloat16(), self.low).to(G.dtype)
+
+    def add_grad_y(self, G, x, grad_y, beta):
+        with bfloat16_operands():
+            super().add_grad_y(G, x, grad_y, beta)
+
+
+class TensorCores(Products):
+    """On CUDA: operands in `dtype`, results in float32; the backward products of float16 stay float32, as its range is too small for G."""
+
+    rounds_operands = True
+
+    def __init__(self, y, dtype):
+        super().__init__(y)
+        self.low = y.to(dtype)
+
+    def forward(self, x):
+        return torch.mm(x.to(self.low.dtype), self.low.t(), out_dtype=torch.float32)
+
+    def grad_x(self, G):
+        if self.low.dtype == torch.float16:
+            return super().grad_x(G)
+        return torch.mm(G.to(self.low.dtype), self.low).to(G.dtype)
+
+    def add_grad_y(self, G, x, grad_y, beta):
+        if self.low.dtype == torch.float16:
+            return super().add_grad_y(G, x, grad_y, beta)
+        product = torch.mm(G.to(self.low.dtype).t(), x.to(self.low.dtype), out_dtype=torch.float32)
+        return grad_y.add_(product) if beta else grad_y.copy_(product)
+
+
+@contextlib.contextmanager
+def bfloat16_operands():
+    """Within it, oneDNN may round the operands of float32 products on a CPU to bfloat16; sums and results stay float32.
+
+    It does so on processors with matrix units for it (AMX), as CUDA's tensor cores do; on others its own float32 product is used.
+    """
+    matmul = torch.backends.mkldnn.matmul
+    before, matmul.fp32_precision = matmul.fp32_precision, "bf16"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
+
+
+def choose_products(y: Tensor, dtype) -> Products:
+    """For prototypes y (V, D), float32 or float64, where products may be taken in `dtype`."""
+    low = y.dtype == torch.float32 and dtype in (torch.bfloat16, torch.float16)
+    if low and y.is_cuda:
+        return TensorCores(y, dtype)
+    return OneDnnBfloat16(y) if low and dtype == torch.bfloat16 else Products(y)
+
+
 class InnerProductPairs(Pairs):
     """Products with the prototypes y (V, D), and the sums over all tokens that `finish` needs."""
 
     def __init__(self, y: Tensor, parameter: Tensor | None, dtype):
-        wide = torch.float64 if y.dtype == torch.float64 else torch.float32
-        low = dtype if dtype == torch.bfloat16 else wide
         self.parameter = parameter
-        self.y = y.to(wide)
-        self.operands = bfloat16_operands if low == torch.bfloat16 and not y.is_cuda else contextlib.nullcontext
-        # torch.mm on a CPU rounds the result of bfloat16 operands to bfloat16: there the product is asked for under `operands`.
-        self.y_forward = self.y.to(dtype) if y.is_cuda and dtype in (torch.bfloat16, torch.float16) else self.y
-        self.y_backward = self.y.to(low)
-        self.buffer = self.y.new_empty(0)
+        self.y = y if y.dtype == torch.float64 else y.float()
+        self.products = choose_products(self.y, dtype)
         self.overwrite = False
         self.columns = self.y.new_zeros(len(y))  # (V,) sums of G over the tokens
-
-    def product(self, x: Tensor) -> Tensor:
-        """x (n, D) -> x Y^T (n, V) in the reused buffer."""
-        size = len(x) * len(self.y)
-        if self.buffer.numel() < size:
-            self.buffer = self.y.new_empty(size)
-        out = self.buffer[:size].view(len(x), len(self.y))
-        if self.y_forward is self.y:
-            with self.operands():
-                return torch.mm(x, self.y.t(), out=out)
-        return torch.mm(x.to(self.y_forward.dtype), self.y_forward.t(), out_dtype=torch.float32)
 
     def gradient_buffer(self, y, will_be_written):
         if not will_be_written:
@@ -103,21 +180,17 @@ class InnerProductPairs(Pairs):
 
     def pull(self, grad: Tensor, x: Tensor, grad_y: Tensor) -> Tensor:
         """Adds grad^T x to grad_y and returns grad Y (n, D), for grad (n, V). Must come before anything else is added to grad_y."""
-        low = grad.to(self.y_backward.dtype)
-        beta, self.overwrite = 0 if self.overwrite else 1, False
-        if low.is_cuda and low.dtype != grad_y.dtype:
-            product = torch.mm(low.t(), x.to(low.dtype), out_dtype=grad_y.dtype)
-            grad_y.add_(product) if beta else grad_y.copy_(product)
-        else:
-            with self.operands():
-                grad_y.addmm_(grad.t(), x, beta=beta)
-        return torch.mm(low, self.y_backward).to(grad_y.dtype)
+        self.products.add_grad_y(grad, x, grad_y, beta=0 if self.overwrite else 1)
+        self.overwrite = False
+        return self.products.grad_x(grad)
 
 
 class DotPairs(InnerProductPairs):
     def values(self, x):
-        u = self.product(x)
-        return u if self.parameter is None else u.add_(self.parameter)
+        u = self.products.forward(x)
+        if self.parameter is not None:
+            u[:, : len(self.parameter)] += self.parameter
+        return u
 
     def backward(self, x, u, grad_u, weights, grads):
         grad_x, grad_y = grads
@@ -126,7 +199,7 @@ class DotPairs(InnerProductPairs):
         grad_x += self.pull(grad_u, x * weights, grad_y).mul_(weights)
 
     def finish(self, grad_y):
-        return None if self.parameter is None else self.columns
+        return None if self.parameter is None else self.columns[: len(self.parameter)]
 
 
 class SquaredDistancePairs(InnerProductPairs):
@@ -154,7 +227,7 @@ class SquaredDistancePairs(InnerProductPairs):
 
     def values(self, x):
         x_squares = self.square(x)[:, None]  # (n, 1)
-        u = self.product(self.apply(x).mul(-2)).add_(self.squares).add_(x_squares)
+        u = self.products.forward(self.apply(x).mul(-2)).add_(self.squares).add_(x_squares)
         self.close = cancelled(u, CANCELLED * (x_squares + self.squares.amax()), lambda rows: CANCELLED * (x_squares[rows] + self.squares))
         for i, k in self.close:
             u[i, k] = self.square(x[i] - self.y[k])
@@ -195,7 +268,8 @@ class CosinePairs(InnerProductPairs):
         self.widest = widest(self.y.device)
 
     def values(self, x):
-        product = self.product(x * inverse_norm(x))
+        # Rounded to bfloat16 after a division, rows that were exact in it would not be.
+        product = self.products.forward(x).mul_(inverse_norm(x)) if self.products.rounds_operands else self.products.forward(x * inverse_norm(x))
         u = torch.addcmul(self.one, product, self.inverse, value=-1, out=product)
         self.close = cancelled(u, CANCELLED, lambda rows: CANCELLED)
         for i, k in self.close:  # in float64: rounded unit vectors are themselves 1e-7 apart
@@ -221,20 +295,6 @@ class CosinePairs(InnerProductPairs):
             radial = (rows * grad).sum(1, keepdim=True).mul_(inverse.square())
             grad.addcmul_(rows, radial, value=-1)
         return None
-
-
-@contextlib.contextmanager
-def bfloat16_operands():
-    """Within it, oneDNN may round the operands of float32 products on a CPU to bfloat16; sums and results stay float32.
-
-    It does so on processors with matrix units for it (AMX), as CUDA's tensor cores do; on others its own float32 product is used.
-    """
-    matmul = torch.backends.mkldnn.matmul
-    before, matmul.fp32_precision = matmul.fp32_precision, "bf16"
-    try:
-        yield
-    finally:
-        matmul.fp32_precision = before
 
 
 def cancelled(u: Tensor, bound, limit) -> list[tuple[Tensor, Tensor]]:

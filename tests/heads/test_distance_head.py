@@ -200,3 +200,19 @@ def test_rows_are_rescaled_after_they_are_mapped(monkeypatch):
         monkeypatch.setattr(distance_head, "_common_unit", lambda x, y, power: torch.tensor(0.25))
         torch.testing.assert_close((head(hidden, targets), head.distances(hidden)), before)
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize("kept", [20, 0])
+def test_calibration_counts_scored_positions_only(kept, monkeypatch):
+    """On a CPU ignored positions are dropped before the loss, on CUDA they are set to zero: the exponent must not tell."""
+    hidden, targets = batch(60, 101, 48)
+    targets[kept:] = -100
+    exponents = []
+    for on_cuda in (False, True):
+        head = make_head("euclidean", 48, 101)
+        if on_cuda:
+            mask = targets != -100
+            monkeypatch.setattr(head, "_scored", lambda targets, shape, mask=mask: (mask, targets.clamp(min=0), mask.float()))
+        assert (head(hidden, targets) > 0) == (kept > 0)
+        exponents.append(head.exponent_value)
+    assert exponents[0] == exponents[1] and (exponents[0] is None) == (kept == 0)

@@ -75,7 +75,7 @@ def test_autocast_leaves_the_result_of_the_forward_product_in_float32(name, dtyp
     truth, expected = reference_gradients(head, hidden, targets, label_smoothing=0.1)
     with torch.autocast("cpu", dtype=dtype):
         loss, grads = head_gradients(head, hidden, targets, label_smoothing=0.1)
-    assert abs(loss.item() - truth.item()) < (1e-2 if dtype == torch.bfloat16 else 1e-3)
+    assert abs(loss.item() - truth.item()) < (2e-2 if dtype == torch.bfloat16 else 1e-3)
     # A metric's gradient is a difference of products, each rounded to bfloat16.
     assert_gradients_close(grads, expected, 6e-2 if name == "mahalanobis" else 2e-2)
 
@@ -163,3 +163,26 @@ def test_peak_memory_at_full_vocabulary(spec, tokens, limit):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
     peak = float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()[-1])
     assert 0 < peak <= limit and not math.isnan(peak)
+
+
+@some_heads
+@pytest.mark.parametrize("options_of_loss", [{}, {"label_smoothing": 0.2}, {"reduction": "none"}], ids=str)
+def test_products_over_padded_rows_change_nothing(name, options, options_of_loss, monkeypatch):
+    """As on CUDA, where a vocabulary that is no multiple of 8 would be slow."""
+    for extra in ({}, {"bias": True}) if name == "linear" else ({},):
+        head = make_head(name, 33, 101, **options, **extra)
+        hidden, targets = batch(7, 101, 33)
+        with torch.no_grad():
+            head.weight[101] = hidden[0]  # a padded row where u vanishes
+        results = []
+        for device in ("cuda", "cpu"):
+            monkeypatch.setattr(fused_loss, "WHOLE_PRODUCTS", {device})
+            head.zero_grad()
+            rows = hidden.clone().requires_grad_()
+            loss = head(rows, targets, **options_of_loss)
+            loss.sum().backward()
+            results.append((loss.detach(), {"hidden": rows.grad, **{key: p.grad.clone() for key, p in head.named_parameters()}}))
+        (loss, grads), (padded_loss, padded_grads) = results
+        torch.testing.assert_close(padded_loss, loss)
+        assert_gradients_close(padded_grads, {key: grad.double() for key, grad in grads.items()}, 1e-5)
+        assert (padded_grads["weight"][101:] == 0).all()
