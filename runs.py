@@ -188,7 +188,13 @@ def build_vocabulary_head(config: Config, meta: DatasetMeta) -> nn.Module:
 
 
 def record_head(config: Config, head: nn.Module) -> Config:
-    """The config with the values that the head uses for every option that was left to it."""
+    """The config with the values that the head uses for every option that was left to it.
+
+    Raises InputError for an option of the head that no config could hold.
+    """
+    unknown = head.options().keys() - {field.name for field in dataclasses.fields(config.head)}
+    if unknown:
+        raise InputError(f"head {config.head.name}: its option {', '.join(sorted(unknown))} is no key of HeadConfig in config/schema.py; add it there")
     return replace(config, head=replace(config.head, **head.options()))
 
 

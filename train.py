@@ -102,11 +102,11 @@ class Training:
             if self.model.head.needs_calibration:
                 self.calibrate()
         self.wrapped = self.model
-        if config.train.compile:
-            compile_backbone(self.model.backbone, self.one_pass)
         if world.size > 1:
             devices = [world.device] if world.device.type == "cuda" else None
             self.wrapped = DistributedDataParallel(self.model, device_ids=devices, gradient_as_bucket_view=True, **UNSYNCHRONISED_BUFFERS)
+        if config.train.compile:  # inside DDP, whose buckets then cut the graph: gradients travel while others are computed
+            compile_backbone(self.model.backbone, self.one_pass)
 
         self.record = Record(checkpoints.folder.parent, world.is_main, config.log.interval)
         self.meter = None  # of emissions; begins with run()
@@ -254,8 +254,10 @@ class Training:
         settings = {**dataclasses.asdict(self.config), "world_size": self.world.size}
         self.trackers = build_trackers(self.config.log if self.world.is_main else LogConfig(), self.record.run_dir, settings)
         tokens_per_step = self.shape.global_batch_size * self.config.model.block_size
-        node = this_node(self.world.device.type)
-        self.meter = EmissionsMeter(self.config.emissions, self.record.run_dir, self.step, tokens_per_step, self.record.emissions, node)
+        session = self.world.on_main(lambda: self.record.session)  # after which the folder is what the new session needs
+        self.meter = EmissionsMeter(
+            self.config.emissions, self.record.run_dir, self.step, tokens_per_step, self.record.emissions, this_node(self.world.device.type), session
+        )
         exponent = self.model.head.exponent_value
         self.record.say(
             f"{self.config.model.name} with the {self.config.head.name} head: {about['parameters']:,} parameters"
@@ -273,7 +275,8 @@ class Training:
     def utilization(self, tokens_per_s: float) -> float | None:
         """Share of the devices' peak, None where it is not known."""
         peak = peak_flops(self.world.device, self.precision.dtype)
-        return peak and tokens_per_s * flops_per_token(self.model, self.config.model) / (peak * self.world.size)
+        scored = 1.0 if self.masking is None else self.config.data.mask_fraction
+        return peak and tokens_per_s * flops_per_token(self.model, self.config.model, scored) / (peak * self.world.size)
 
     def calibrate(self) -> None:
         """Gives the head's `auto` options their values, from the whole global batch of step 0."""

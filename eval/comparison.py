@@ -1,6 +1,6 @@
 """Runs put into groups of seeds and held against a baseline: who may be compared with whom, and what comes out."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from commands import InputError
@@ -26,6 +26,7 @@ class Group:
     label: str = ""
     baseline: "Group | None" = None
     values: dict[str, dict[int, float | None]] = field(default_factory=dict)
+    whole: bool = False  # as in Terms
 
     @property
     def is_baseline(self) -> bool:
@@ -48,7 +49,10 @@ class Group:
     def _equal_n(self, metric: str, seed: int) -> bool:
         """Spectra of different numbers of vectors cannot be subtracted."""
         count = METRICS[metric].counted_by
-        return count is None or self.runs[seed].final.get(count) == self.baseline.runs[seed].final.get(count)
+        if count is None:
+            return True
+        mine, theirs = (group.runs[seed].results(self.whole).get(count) for group in (self, self.baseline))
+        return mine == theirs
 
 
 @dataclass
@@ -85,13 +89,15 @@ def compare(runs: list[RunFolder], baseline: RunFolder, terms: Terms = BY_DEFAUL
     if differing and not force:
         raise InputError("not comparable: " + "; ".join(differing) + " (--force compares them all the same)")
     name_groups(groups)
+    terms = replace(terms, whole=all(run.evaluated_whole for group in groups for run in group.runs.values()))
     for group in groups:
+        group.whole = terms.whole
         paired = group.baseline.runs if group.baseline else {}
         measured = {seed: measure(run, paired.get(seed), terms) for seed, run in group.runs.items()}
         group.values = {key: {seed: values[key] for seed, values in measured.items()} for key in METRICS}
     order = list(dict.fromkeys(group.family for group in groups))
     groups.sort(key=lambda group: (order.index(group.family), not group.is_baseline))
-    return Comparison(groups, [f"compared all the same: {text}" for text in differing] + remarks(groups), terms)
+    return Comparison(groups, [f"compared all the same: {text}" for text in differing] + remarks(groups, terms), terms)
 
 
 def group_runs(runs: list[RunFolder]) -> list[Group]:
@@ -184,9 +190,12 @@ def described(key: str, value: object) -> str:
     return key if value is True else f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
 
 
-def remarks(groups: list[Group]) -> list[str]:
+def remarks(groups: list[Group], terms: Terms) -> list[str]:
     notes = []
     runs = [run for group in groups for run in group.runs.values()]
+    if not terms.whole:
+        notes.append("final figures are the runs' own evaluations, on the first eval.tokens of val; they are those on all of val, and bits per "
+                     "byte is among them, once every run is finished and evaluated (python -m eval.evaluate RUN)")
     if len({run.masked for run in runs}) > 1:
         notes.append("masked-LM perplexities are pseudo-perplexities of masked positions; they do not compare with causal ones")
     if len({repr([(run.about.get("hardware") or {}).get(key) for key in ("cpu", "gpus")]) for run in runs}) > 1:
@@ -198,7 +207,7 @@ def remarks(groups: list[Group]) -> list[str]:
         ("PCA5, PCA@90 and PC2 EV rest", "pca_few", "n_pca"),
         ("effective rank rests", "effective_rank_few", "n_effective_rank"),
     ):
-        few = sorted({run.final.get(key) or 0 for run in runs if run.final.get(flag)})
+        few = sorted({figures.get(key) or 0 for figures in (run.results(terms.whole) for run in runs) if figures.get(flag)})
         if few:
             notes.append(f"{label} on {' or '.join(f'{n:,}' for n in few)} hidden states, fewer than 10 per dimension: few")
     for group in groups:
@@ -224,8 +233,8 @@ def run_remarks(run: RunFolder) -> list[str]:
         last = run.metrics.train[-1]["step"] if run.metrics.train else run.metrics.eval[-1]["step"]
         notes.append(f"{run.directory}: ended at step {last} of {run.max_steps}{reason}, so it has no final values")
     elif not run.evaluated_whole:
-        notes.append(f"{run.directory}: not evaluated on all of its val after the last step, so bits per byte and the pictures of hidden states "
-                     f"lack it; python -m eval.evaluate {run.directory} fills them in")
+        notes.append(f"{run.directory}: not evaluated on all of its val after the last step, so the pictures of hidden states lack it; "
+                     f"python -m eval.evaluate {run.directory} fills them in")
     if run.metrics.unreadable:
         notes.append(f"{run.directory}: {run.metrics.unreadable} line(s) of metrics.jsonl are cut and were left out")
     return notes

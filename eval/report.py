@@ -98,7 +98,8 @@ def report(comparison: Comparison, figures: list[str]) -> str:
     lines = ["# Comparison of vocabulary heads", ""]
     lines += [f"Baseline: {', '.join(f'{group.family} {group.label}' for group in baselines) or 'none'}.", ""]
     lines += [
-        "Values are those after the last update (`best val NLL` is the lowest of a run's evaluations), "
+        f"Values are those after the last update, on {'all of val' if comparison.terms.whole else 'what training evaluates of val'} "
+        "(`best val NLL` is the lowest of a run's own evaluations), "
         "as mean ± standard deviation over seeds. Differences are paired by seed, with a 95 % bootstrap interval; "
         "p is a two-sided Wilcoxon signed-rank test, "
         f"which takes {SEEDS_FOR_A_TEST} seeds. Gradient stability is 1 − variance / baseline variance of the gradient norm "

@@ -75,6 +75,10 @@ class RunFolder:
         all_of_it = None in (scored, dataset.get("val_tokens")) or dataset["val_tokens"] - scored <= 1  # the first token is no target
         return bool(self.final) and self.evaluation.get("step") == self.max_steps and same_text and all_of_it
 
+    def results(self, whole: bool) -> dict:
+        """Figures of the finished model: on all of val by `eval.evaluate`, or on what training itself evaluates. Empty if there are none."""
+        return (self.evaluation if self.evaluated_whole else {}) if whole else self.final
+
     @property
     def norms(self) -> dict[int, float]:
         """Step -> norm of the full gradient before clipping."""

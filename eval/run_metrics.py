@@ -58,7 +58,7 @@ METRICS = {
     "nearest_distance": Metric("mean distance to the nearest prototype", "in the head's own metric", 0),
     "moved_less_share": Metric("prototypes that moved by less than 1 %", "share of words", 0, ".3f"),
 }
-FROM_EVAL = ("train_nll", "val_nll", "val_perplexity", "val_accuracy", "effective_rank", "pca5", "pca90", "pc2_ev")
+FROM_RESULTS = ("train_nll", "val_nll", "val_perplexity", "bits_per_byte", "val_accuracy", "effective_rank", "pca5", "pca90", "pc2_ev")
 
 
 @dataclass(frozen=True)
@@ -67,17 +67,16 @@ class Terms:
 
     include_warmup: bool = False
     target_nll: float | None = None
+    whole: bool = False  # final figures are those of `eval.evaluate` on all of val: `compare` decides, so that all runs' are of one kind
 
 
 def measure(run: RunFolder, baseline: RunFolder | None, terms: Terms) -> dict[str, float | None]:
     """All of METRICS for one run; `baseline` is the baseline's run of the same seed, without which pairwise figures are None."""
     values = dict.fromkeys(METRICS)
-    values |= {key: number(run.final.get(key)) for key in FROM_EVAL}
+    values |= {key: number(run.results(terms.whole).get(key)) for key in FROM_RESULTS}
     values["train_perplexity"] = exponential(values["train_nll"])
     finite = [line["val_nll"] for line in run.metrics.eval if math.isfinite(number(line.get("val_nll"), math.nan))]
     values["best_val_nll"] = min(finite, default=None)
-    if run.evaluated_whole:
-        values["bits_per_byte"] = number(run.evaluation.get("bits_per_byte"))
     values |= gradients(run, baseline, terms) | speed(run, baseline) | energy(run, baseline, terms) | prototypes(run)
     return values
 

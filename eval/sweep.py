@@ -82,6 +82,7 @@ def main(argv: list[str]) -> None:
         asked.config, (listed(asked.family, "--family") if asked.family else [None]), heads, seeds(asked.seeds), (out_dir, overrides)
     )
     for plan in plans:
+        is_finished(plan)  # a run that cannot be part of this sweep shows before any other is trained
         plan.config_path.parent.mkdir(parents=True, exist_ok=True)
         plan.log_path.parent.mkdir(parents=True, exist_ok=True)
     finished = Sweep(plans, asked.parallel).run()
@@ -183,7 +184,8 @@ class Sweep:
             with self.lock:
                 self.children.discard(child)
         if status and not self.stopped_by:
-            self.say(plan, f"FAILED with status {status}: {last_line(plan.log_path)}")
+            how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+            self.say(plan, f"FAILED ({how}): {last_line(plan.log_path)}")
         return status == 0
 
     def stop(self, number: int, frame: object) -> None:
@@ -197,9 +199,14 @@ class Sweep:
 
 
 def is_finished(plan: Plan) -> bool:
-    """Whether the run has reached its end with this very config."""
+    """Whether the run has reached its end with this very config. Raises InputError if it was taken beyond that by hand."""
     same = plan.config_path.is_file() and plan.config_path.read_text(encoding="utf-8") == plan.toml
-    return same and read_json(plan.run_dir / "run.json").get("exit_reason") == FINISHED
+    if not same or read_json(plan.run_dir / "run.json").get("exit_reason") != FINISHED:
+        return False
+    done, wanted = (load_config(path).train.max_steps for path in (plan.run_dir / "config.toml", plan.config_path))
+    if done > wanted:
+        raise InputError(f"{plan.run_dir} was trained for {done} steps, and the sweep is for {wanted}; move that folder away, or sweep {done} steps")
+    return done == wanted
 
 
 def is_evaluated(plan: Plan) -> bool:

@@ -35,7 +35,8 @@ class CausalSelfAttention(nn.Module):
         y = F.scaled_dot_product_attention(
             query, key, value,
             dropout_p=self.dropout if self.training else 0.0,
-            is_causal=T > 1,  # a single query is the last position: it sees every key
+            # A single query is the last position: it sees every key. To torch.compile, "T > 1" alone is no bool.
+            is_causal=True if T > 1 else False,
         )
         y = y.transpose(1, 2).reshape(B, T, D)
         return self.resid_dropout(self.c_proj(y))

@@ -407,9 +407,12 @@ def test_without_a_compiler_training_goes_on_after_one_warning(config_file, tmp_
 
 
 @pytest.mark.slow
-def test_a_compiled_run_has_the_losses_of_an_eager_one(config_file, tmp_path):
+def test_a_compiled_run_has_the_losses_of_an_eager_one(config_file, tmp_path, execute):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         run(config_file, tmp_path / "compiled", "--train.compile=true", "--model.n_layer=1")
+    two = execute(*torchrun(2, config_file, f"--out_dir={tmp_path / 'two'}", "--train.compile=true", "--model.n_layer=1", "--train.batch_size=4"))
+    assert two.returncode == 0 and "does not work here" not in two.stderr, two.stderr
     run(config_file, tmp_path / "eager", "--model.n_layer=1")
     assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "eager"), rel=1e-4)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "eager"), rel=1e-4)

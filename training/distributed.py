@@ -4,12 +4,16 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from commands import InputError, RunFailed
+
+# Of one process for the others: main alone writes checkpoints, which takes minutes for billions of parameters on a shared disk.
+PATIENCE = timedelta(minutes=30)
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ def connect(device_name: str) -> Iterator[World]:
         yield World(0, 0, 1, device)
         return
     nccl = device.type == "cuda" and dist.is_nccl_available()
-    dist.init_process_group("nccl" if nccl else "gloo", device_id=device if nccl else None)
+    dist.init_process_group("nccl" if nccl else "gloo", device_id=device if nccl else None, timeout=PATIENCE)
     try:
         yield World(rank, local_rank, size, device)
     except RuntimeError as error:

@@ -49,12 +49,14 @@ class EmissionsMeter:
         tokens_per_step: int = 0,
         report: Callable[[Row], None] = lambda row: None,
         node: Node = Node(),
+        session: int = 1,
     ):
         """Begins to measure; what happens before the first scope is not counted.
 
         settings: the [emissions] section (`enabled`, `interval_steps`, `country_iso_code`). step: updates done so far.
         tokens_per_step: input tokens of one update, all processes. report: called with each finished row.
         node: from `this_node`; on a process that does not lead its node, or with `enabled` false, every method does nothing.
+        session: the run's count of its sessions, which a node that joins later must share with the others.
         Raises InputError for a country that is not known.
         """
         self.enabled = self.active = settings.enabled and node.leads
@@ -71,7 +73,7 @@ class EmissionsMeter:
         self.time, self.energy = time.perf_counter(), NOTHING
         self.saved = self.time  # when the pending file was last written
         self.error: str | None = None
-        self.session = self.attempt(self.recover) or 1
+        self.session = max(session, self.attempt(self.recover) or 1)
         self.source = self.attempt(CodeCarbon, settings.country_iso_code, node.gpu_ids)
         self.failed = self.source is None
 

@@ -20,7 +20,7 @@ class Precision:
     def __init__(self, name: str, device: torch.device):
         if name == "float16" and device.type != "cuda":
             raise InputError(f'train.precision = "float16" needs CUDA (its gradients are scaled there); on {device.type} use bfloat16 or float32')
-        if name == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        if name == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
             raise InputError('train.precision = "bfloat16": this GPU has no bfloat16; use float16 or float32')
         self.dtype = DTYPES[name]
         self.device_type = device.type

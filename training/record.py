@@ -64,6 +64,11 @@ class Record:
         self.metrics = open(self.run_dir / "metrics.jsonl", "a", encoding="utf-8", buffering=1)  # a line reaches the file at its end
         self.bar = tqdm(total=max_steps, initial=step, unit="step", disable=None, dynamic_ncols=True)  # None: off where stderr is no terminal
 
+    @property
+    def session(self) -> int:
+        """How often the run was begun or resumed, this time included; known to the main process."""
+        return 1 + len(self.about.get("earlier_sessions", []))
+
     def describe(self, **facts) -> None:
         """Adds facts to run.json."""
         if self.active:

@@ -181,3 +181,19 @@ def test_different_machines_are_said_so(make_run):
 
 def rewrite(path, lines):
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_final_figures_are_of_one_kind(make_run):
+    """On all of val where every run has that, else what training evaluated: never one for the NLL and another for its bits per byte."""
+    paths = [make_run("linear", 1), make_run("cosine", 1)]
+    own = [read_run(path).final["val_nll"] for path in paths]
+    for number, path in enumerate(paths):
+        whole = read_run(path).final | {"val_nll": 1.5 + number, "bits_per_byte": 2.5}
+        (path / "eval.json").write_text(json.dumps(whole))
+        runs = [read_run(path) for path in paths]
+        comparison = compare(runs, runs[0])
+        nll, bits = ([group.values[key][1] for group in comparison.groups] for key in ("val_nll", "bits_per_byte"))
+        if number == 0:
+            assert nll == own and bits == [None, None] and "first eval.tokens of val" in comparison.notes[0]
+        else:
+            assert nll == [1.5, 2.5] and bits == [2.5, 2.5] and "eval.tokens" not in "".join(comparison.notes)

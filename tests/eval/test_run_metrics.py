@@ -9,12 +9,13 @@ from eval.run_metrics import METRICS, Terms, measure
 
 def test_every_metric_of_a_whole_run_is_there(make_run):
     path = make_run("linear", 1)
-    (path / "eval.json").write_text(json.dumps({"step": 200, "bits_per_byte": 1.5}))
+    evaluation = read_run(path).final | {"val_nll": 2.25, "bits_per_byte": 1.5}
+    (path / "eval.json").write_text(json.dumps(evaluation))
     run = read_run(path)
-    values = measure(run, run, Terms())
+    values = measure(run, run, Terms(whole=True))
     assert set(values) == set(METRICS)
     assert {key for key, value in values.items() if value is None} == {"mfu", "kwh_checkpoint", "kwh_lost"}  # which these runs do not have
-    assert values["bits_per_byte"] == 1.5 and values["memory_mb"] == 300 and values["tokens_per_s"] == 25600
+    assert values["bits_per_byte"] == 1.5 and values["val_nll"] == 2.25 and values["memory_mb"] == 300 and values["tokens_per_s"] == 25600
     assert values["speed"] == values["gradient_stability"] == values["spikes"] == 0
     assert values["train_perplexity"] == pytest.approx(math.exp(values["train_nll"]))
 
@@ -28,7 +29,7 @@ def test_without_a_baseline_pairwise_figures_are_absent(make_run):
 def test_bits_per_byte_of_another_step_are_not_the_final_ones(make_run):
     path = make_run("linear", 1)
     (path / "eval.json").write_text(json.dumps({"step": 100, "bits_per_byte": 1.5}))
-    assert measure(read_run(path), None, Terms())["bits_per_byte"] is None
+    assert measure(read_run(path), None, Terms(whole=True))["bits_per_byte"] is None
 
 
 def test_energy_until_a_given_loss(make_run):

@@ -6,6 +6,7 @@ import tomllib
 import pytest
 
 from commands import InputError
+from config import load_config
 from eval.sweep import Plan, is_finished, main, make_plans, seeds
 
 
@@ -65,10 +66,20 @@ def test_only_the_very_same_finished_config_counts_as_done(config_file, tmp_path
     plan.run_dir.mkdir()
     assert not is_finished(plan)
     (plan.run_dir / "run.json").write_text(json.dumps({"exit_reason": "finished"}))
+    (plan.run_dir / "config.toml").write_text(plan.toml)
     assert not is_finished(plan)
     plan.config_path.write_text(plan.toml, encoding="utf-8")
     assert is_finished(plan)
     assert not is_finished(Plan(plan.name, plan.family, plan.head, plan.seed, plan.toml + "#", plan.out_dir))
+    steps = load_config(plan.config_path).train.max_steps
+    for by_hand, outcome in ((steps - 1, False), (steps, True), (steps + 1, None)):
+        (plan.run_dir / "config.toml").write_text(plan.toml.replace(f"max_steps = {steps}", f"max_steps = {by_hand}"))
+        if outcome is None:
+            with pytest.raises(InputError, match=f"was trained for {by_hand} steps"):
+                is_finished(plan)
+        else:
+            assert is_finished(plan) == outcome
+    (plan.run_dir / "config.toml").write_text(plan.toml)
     (plan.run_dir / "run.json").write_text(json.dumps({"exit_reason": "SIGTERM"}))
     assert not is_finished(plan)
 
@@ -83,7 +94,7 @@ def test_what_can_be_trained_is_compared_and_kept(config_file, tmp_path, execute
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
     for seed in (1, 2):
         name = f"gpt2-cosine-optimizer.learning_rate_1e30-seed{seed}"
-        assert name in done.stderr and f"{name}: FAILED with status 1: error: " in done.stdout
+        assert name in done.stderr and f"{name}: FAILED (status 1): error: " in done.stdout
     comparison = json.loads((out / "comparison.json").read_text())
     assert [(group["label"], list(group["runs"])) for group in comparison["groups"]] == [("linear", ["1", "2"]), ("cosine", ["1", "2"])]
     for group in comparison["groups"]:

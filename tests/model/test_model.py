@@ -142,3 +142,13 @@ def test_importing_loads_neither_transformers_nor_the_other_rooms():
         capture_output=True, text=True, check=True,
     ).stdout.split()  # fmt: skip
     assert not {"transformers", "huggingface_hub", "heads", "data", "config", "training", "runs"} & set(loaded)
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_compiled_it_is_one_graph_at_any_length(name, model_config):
+    torch.manual_seed(0)
+    backbone = build_model(model_config(name)).eval()
+    compiled = torch.compile(backbone, backend="aot_eager", fullgraph=True)
+    for length in (16, 7, 5):
+        tokens = torch.randint(90, (2, length))
+        torch.testing.assert_close(compiled(tokens), backbone(tokens), rtol=1e-4, atol=1e-5)

@@ -146,6 +146,18 @@ def test_a_resumed_run_goes_on_counting_and_shows_lost_steps_apart(tmp_path, sou
     assert sums["lost"] == {"kwh": 24.0, "gco2eq": 12_000.0, "seconds": 12.0}
 
 
+def test_a_node_that_joins_later_counts_the_run_s_sessions(tmp_path, source):
+    first = meter_at(tmp_path)
+    train(first, source, 1, 10)
+    first.close()
+    for index in (0, 1):
+        second = meter_at(tmp_path, step=10, node=Node(index=index), session=2)
+        train(second, source, 11, 20)
+        second.close()
+    rows = read_rows(tmp_path)
+    assert [(row["node"], row["session"], row["lost_steps"]) for row in by_scope(rows, "training")] == [(0, 1, 0), (0, 2, 0), (1, 2, 0)]
+
+
 def test_lost_steps_are_known_before_the_new_session_has_a_row(tmp_path, source):
     first = meter_at(tmp_path)
     train(first, source, 1, 10)

@@ -38,9 +38,24 @@ def test_gpt2_small_has_its_known_cost():
     assert flops_per_token(model, shape) == pytest.approx(6 * 123.5e6 + 12 * 12 * 768 * 1024, rel=0.01)
 
 
+def test_bert_pays_for_its_transform_and_head_at_masked_positions_only():
+    from model import build_model
+
+    shape = SimpleNamespace(
+        name="bert", n_layer=2, n_head=2, n_embd=16, block_size=32, vocab_size=100, intermediate_size=None, dropout=0.0, bias=True
+    )
+    model = nn.Module()
+    model.backbone = build_model(shape)
+    model.head = nn.Linear(16, 100, bias=False)
+    everywhere = 6 * 2 * (4 * 16 * 16 + 2 * 4 * 16 * 16) + 12 * 2 * 16 * 32
+    for scored in (1.0, 0.15):
+        assert flops_per_token(model, shape, scored) == pytest.approx(everywhere + scored * 6 * (16 * 16 + 100 * 16))
+
+
 def test_the_peak_is_known_by_name_and_unknown_for_a_cpu(monkeypatch):
     assert peak_flops(torch.device("cpu"), torch.bfloat16) is None
-    for name, low, full in (("NVIDIA H100 80GB HBM3", 989e12, 67e12), ("NVIDIA H100 PCIe", 756e12, 51e12), ("Quadro K620", None, None)):
+    for name, low, full in (("NVIDIA H100 80GB HBM3", 989e12, 67e12), ("NVIDIA H100 PCIe", 756e12, 51e12), ("NVIDIA L4", 121e12, 30.3e12),
+                            ("NVIDIA L40", None, None), ("NVIDIA RTX A1000", None, None), ("Quadro K620", None, None)):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
         assert peak_flops(torch.device("cuda", 0), torch.bfloat16) == low
         assert peak_flops(torch.device("cuda", 0), torch.float32) == full
