@@ -1,12 +1,15 @@
 """Every file in config/ loads, resolves and builds (its shapes and rules, without memory for its weights)."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 
+import heads
 import runs
 from config import load_config
+from config.schema import DISTANCES, HeadConfig
 from data.token_file import DatasetMeta
 from model import BACKBONES
 from model.initialization import initialize
@@ -76,3 +79,9 @@ def test_every_cell_of_the_papers_grid_differs_in_the_head_alone(family, publish
             configs[0].model, configs[0].optimizer, configs[0].schedule, configs[0].train,
         )  # fmt: skip
         assert (config.train.max_steps, config.train.grad_clip, config.eval.interval, config.optimizer.weight_decay) == (10000, 1.0, 1000, 0.01)
+
+
+def test_the_config_has_a_key_for_every_option_of_every_head_and_its_help_names_them_all():
+    keys = {field.name for field in dataclasses.fields(HeadConfig)} - {"name"}
+    assert keys == {option for head in heads.HEADS.values() for option in head.defaults}
+    assert DISTANCES.split(", ") == [name for name in heads.HEADS if name != "linear"]

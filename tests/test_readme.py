@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from config import load_config
-from heads import HEADS, build_head
+from heads import HEADS
+from tests.heads import test_every_head as every
+from tests.heads.harness import LINKS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -21,37 +23,36 @@ def block(language, containing):
 
 
 @pytest.fixture
-def hellinger(tmp_path, monkeypatch):
+def its_distance(tmp_path, monkeypatch):
     """README's distance, written to a file and entered in the registry under its name."""
-    path = tmp_path / "hellinger.py"
-    path.write_text(block("python", "class Hellinger"), encoding="utf-8")
-    monkeypatch.setitem(HEADS, "hellinger", runpy.run_path(str(path))["Hellinger"])
+    path = tmp_path / "weighted_manhattan.py"
+    path.write_text(block("python", "class WeightedManhattan"), encoding="utf-8")
+    monkeypatch.setitem(HEADS, "weighted_manhattan", runpy.run_path(str(path))["WeightedManhattan"])
+    return "weighted_manhattan"
 
 
-@pytest.mark.parametrize("link", [{"exponent": 6.0}, {"link": "gibbs", "tau": 0.1}, {"exponent": "auto", "learn_exponent": True}])
-def test_the_distance_of_the_readme_is_a_whole_head(hellinger, link):
-    torch.manual_seed(0)
-    head = build_head("hellinger", n_embd=5, vocab_size=11, padded_vocab_size=13, **link).double()
-    hidden, targets = torch.randn(7, 5, dtype=torch.float64, requires_grad=True), torch.randint(11, (7,))
-    loss = head(hidden, targets)
-    grads = torch.autograd.grad(loss, (hidden, head.weight))
-
-    d = head.definition(hidden, head.weight[:11])
-    logits = -d / 0.1 if "tau" in link else -head.exponent_value * d.log()
-    expected = torch.nn.functional.cross_entropy(logits, targets)
-    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
-    for ours, reference in zip(grads, torch.autograd.grad(expected, (hidden, head.weight)), strict=True):
-        torch.testing.assert_close(ours, reference, rtol=1e-6, atol=1e-9)
-    assert torch.all(head.log_probs(hidden)[:, 11:] == -torch.inf)
-    torch.testing.assert_close(head.distances(hidden)[:, :11], d.detach())
+@pytest.mark.parametrize("link", LINKS, ids=str)
+def test_the_distance_of_the_readme_is_a_whole_head(its_distance, link):
+    every.test_log_probs_and_gradients_match_the_definition(its_distance, link)
+    every.test_gradcheck_in_float64(its_distance, link)
+    every.test_coincidences_and_extreme_scales_stay_finite(its_distance, link)
+    every.test_hidden_states_that_are_not_finite_give_a_loss_that_is_not(its_distance, link, torch.inf)
 
 
-def test_the_distance_of_the_readme_trains(hellinger, config_file, tmp_path):
+def test_the_distance_of_the_readme_has_the_properties_of_all(its_distance):
+    every.test_joint_rescaling_leaves_probabilities_unchanged(its_distance, {})
+    every.test_near_pairs_are_neither_floored_nor_rounded_away(its_distance, {}, 1e-4)
+    every.test_the_gradient_with_respect_to_ln_d_is_the_responsibilities(its_distance, {})
+    every.test_thirty_steps_lower_the_loss(its_distance)
+
+
+def test_the_distance_of_the_readme_trains(its_distance, config_file, tmp_path):
     import json
 
     import train
 
-    train.main([str(config_file), f"--out_dir={tmp_path / 'run'}", "--head.name=hellinger", "--model.tie_weights=false", "--train.max_steps=30"])
+    words = [f"--head.name={its_distance}", "--model.tie_weights=false", "--train.max_steps=30"]
+    train.main([str(config_file), f"--out_dir={tmp_path / 'run'}", *words])
     lines = [json.loads(text) for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     first, last = [line["val_nll"] for line in lines if line["kind"] == "eval"]
     assert last < first - 0.5

@@ -137,3 +137,11 @@ def test_initialisation_is_a_function_of_the_default_generator(resolved):
         torch.manual_seed(5)
         states.append(runs.build(config, meta).state_dict())
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_an_option_that_no_config_can_hold_says_where_to_add_it(resolved):
+    config, _ = resolved
+    head = torch.nn.Module()
+    head.options = lambda: {"link": "harmonic", "width": 1.0}
+    with pytest.raises(InputError, match="its option width is no key of HeadConfig in config/schema.py"):
+        runs.record_head(config, head)

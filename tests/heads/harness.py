@@ -28,6 +28,7 @@ DISTANCES = [
     ("mahalanobis", {"covariance": "cholesky"}),
     ("mahalanobis", {"covariance": "full"}),
 ]
+OWN_SCALE = {"hamming", "smooth", "min_denominator"}  # distances and options that are neither homogeneous nor scale-free
 LINKS = [{"exponent": 9.0}, {"exponent": 9.0, "learn_exponent": True}, {"link": "gibbs", "tau": 0.5}]
 LINEAR = [("linear", {}), ("linear", {"bias": True})]
 HEADS_ONCE = LINEAR + [(name, options | LINKS[0]) for name, options in DISTANCES]
