@@ -21,15 +21,16 @@ class Floor:
     norm: Callable[..., Tensor]
     power: float = 1.0
 
-    def apply(self, u: Tensor, x: Tensor, y: Tensor, *parameter: Tensor) -> tuple[Tensor, Tensor] | None:
+    def apply(self, u: Tensor, norm_x: Tensor, norm_y: Callable[[], Tensor]) -> tuple[Tensor, Tensor] | None:
         """Floors u (n, V) in place; returns (indices of rows with floored values, their mask (len, V)), or None if there are none.
 
+        norm_x: norms of the rows x (n,); norm_y: gives those of y (V,) where they are needed.
         By the triangle inequality d < 1e-6 (||x|| + ||y||) only if d < 2.1e-6 ||x||: other rows are passed over.
         """
-        index = (u.amin(1) <= self.limit(3 * self.norm(x, *parameter))).nonzero()[:, 0]
+        index = (u.amin(1) <= self.limit(3 * norm_x)).nonzero()[:, 0]
         if len(index) == 0:
             return None
-        limit = self.limit(self.norm(x[index], *parameter)[:, None] + self.norm(y, *parameter))
+        limit = self.limit(norm_x[index, None] + norm_y())
         mask = u[index] <= limit
         u[index] = torch.where(mask, limit, u[index])
         return index, mask

@@ -7,6 +7,7 @@ three matrix products for an inner-product kernel, none of them twice. Per-token
 Gradient sums over chunks are float32 (float64 for float64 inputs). The loss knows kernels and links, not distances.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -14,12 +15,14 @@ from torch import Tensor
 
 from heads.kernels import Kernel
 
-# Numbers in one (rows, V) buffer: two such buffers and small change make up the memory of an inner-product loss on a CPU. On CUDA a chunk
-# has to be large enough to fill the device. Prototypes that dwarf the buffers may have larger ones: a quarter of their own size.
-CHUNK_ELEMENTS = {"cpu": 6_500_000, "cuda": 2**27}
-PROTOTYPES_PER_BUFFER = 4
+# Numbers in the (rows, V) buffers of a chunk, which with small change make up the memory of an inner-product loss on a CPU. On CUDA a chunk
+# has to be large enough to fill the device. Prototypes that dwarf the buffers may have larger ones: half of their own size.
+CHUNK_ELEMENTS = {"cpu": 13_000_000, "cuda": 2**28}
+PROTOTYPES_PER_BUFFER = 2
 # Where products run over all rows of y, words or not: tensor cores want sizes that are multiples of 8, which a vocabulary seldom is.
 WHOLE_PRODUCTS = {"cuda"}
+# Numbers that what follows a product works on at a time: on a CPU as many as its caches hold, of a chunk's some millions.
+PART_ELEMENTS = {"cpu": 2**20}
 # With fewer rows than this a matrix product reads the prototypes too often; with many words the buffers grow instead.
 MINIMUM_ROWS = {"cpu": 64, "cuda": 256}
 
@@ -58,7 +61,8 @@ def chunks_of_values(recipe: Recipe, operands: Operands):
     """Yields (slice of tokens, u, ratio) without gradients: for log-probabilities, distances and statistics."""
     work = _Work(recipe, operands, words_only=True)
     for rows in work.slices():
-        u, _ = work.values(rows)
+        u = work.pairs.values(work.x[rows])
+        work.floor(u, rows)
         yield rows, u, work.ratio(rows)
 
 
@@ -113,46 +117,83 @@ class _Work:
         self.words, self.padding = slice(recipe.vocab_size), slice(recipe.vocab_size, len(self.y))  # columns of u
         self.pairs = recipe.kernel.bind(self.y, self.operands.parameter, recipe.dtype or operands.x.dtype)
         self.sharpness = self.operands.sharpness
-        self.grads = None
+        # A product's backward does not look at its values: their gradients take their place, part by part.
+        self.one_buffer = recipe.kernel.is_product and self.x.device.type in PART_ELEMENTS
+        self.grads = self.space = None
 
     def slices(self):
         """Slices of tokens, nearly equal, whose (rows, V) buffers are of the size wanted."""
         tokens, kind = len(self.x), self.x.device.type
         elements = max(CHUNK_ELEMENTS.get(kind, CHUNK_ELEMENTS["cuda"]), self.y.numel() // PROTOTYPES_PER_BUFFER)
+        elements //= 1 if self.one_buffer else 2
         count = -(-tokens // max(elements // len(self.y), MINIMUM_ROWS.get(kind, 256)))
         return [slice(tokens * i // count, tokens * (i + 1) // count) for i in range(count)]
 
     def ratio(self, rows):
-        """The denominators (n, V) of a chunk, or None."""
+        """The denominators (n, V) of some tokens, or None."""
         if self.operands.row_ratio is None:
             return None
         return self.operands.row_ratio[rows, None] + self.operands.column_ratio[: len(self.y)]
 
-    def values(self, rows):
-        """u (n, V) of a chunk, floored, and which pairs are at the floor: (row indices, mask (len, V)) or None."""
-        u = self.pairs.values(self.x[rows])
-        floor, parameter = self.recipe.floor, self.operands.parameter
-        return u, floor and floor.apply(u, self.x[rows], self.y, *([] if parameter is None else [parameter]))
+    def floor(self, u, rows):
+        """Raises u (n, V) to the floor in place. Which pairs are there: (row indices, mask (len, V)), or None."""
+        return self.recipe.floor and self.recipe.floor.apply(u, self.norms(self.x[rows]), lambda: self.norms_of_y)
 
-    def logits(self, u, ratio):
-        """z (n, V) of a chunk, -inf in the padding."""
-        z = self.link.logits(u, ratio, self.sharpness)
+    @functools.cached_property
+    def norms_of_y(self):
+        return self.norms(self.y)
+
+    def norms(self, vectors):
+        parameter = self.operands.parameter
+        return self.recipe.floor.norm(vectors, *([] if parameter is None else [parameter]))
+
+    def logits(self, u, ratio, out=None):
+        """z (n, V), -inf in the padding; in `out` unless it is u itself."""
+        z = self.link.logits(u, ratio, self.sharpness, out)
         z[:, self.padding] = -torch.inf
         return z
 
+    @property
+    def in_place(self):
+        """Whether what is computed from the values of a chunk may take their place."""
+        return self.one_buffer or self.grads is None
+
+    def space_for(self, u):
+        """A buffer like u (n, V), the same for all chunks: memory that was never written costs as much as a pass over it."""
+        if self.space is None or self.space.numel() < u.numel():
+            self.space = torch.empty_like(u).view(-1)
+        return self.space[: u.numel()].view_as(u)
+
     def chunk(self, rows, targets, weights):
         """The losses (n,) of a chunk, weighted; adds its gradients where they are wanted."""
-        u, floored = self.values(rows)
-        ratio = self.ratio(rows)
-        z = self.logits(u, ratio)
-        smoothing, targets = self.smoothing, targets[:, None]
+        u = self.pairs.values(self.x[rows])
+        grad = u if self.in_place else self.space_for(u)
+        losses = []
+        height = max(1, PART_ELEMENTS.get(u.device.type, u.numel()) // max(1, u.shape[1]))
+        for start in range(0, len(u), height):
+            at = slice(start, min(start + height, len(u)))
+            tokens = slice(rows.start + at.start, rows.start + at.stop)
+            losses.append(self.part(tokens, targets[at], weights[at], u[at], grad[at]))
+        if self.grads is not None:
+            weights = weights * self.link.slope(self.sharpness)
+            self.pairs.backward(self.x[rows], u, grad, weights, (self.grads.x[rows], self.grads.y[: len(self.y)]))
+        return torch.cat(losses) if losses else weights[:, 0]
+
+    def part(self, rows, targets, weights, u, grad):
+        """The losses (n,) of some tokens of a chunk, weighted, from their values u (n, V), which are floored.
+
+        grad (n, V), which may be u itself, becomes dL/du where gradients are wanted, but for the factors weights (n, 1) and the link's slope.
+        """
+        floored, ratio, targets = self.floor(u, rows), self.ratio(rows), targets[:, None]
+        space = self.space_for(u) if self.in_place else grad
+        z = self.logits(u, ratio, out=space)
         z_target = z.gather(1, targets)
-        expected = z_target * (1 - smoothing)  # sum_k t_k z_k
-        if smoothing:
-            expected += z[:, self.words].mean(1, keepdim=True).mul_(smoothing)
+        expected = z_target * (1 - self.smoothing)  # sum_k t_k z_k
+        if self.smoothing:
+            expected += z[:, self.words].mean(1, keepdim=True).mul_(self.smoothing)
         learns_sharpness = self.grads is not None and self.grads.sharpness is not None
         mean = _mean_under_softmax(z[:, self.words]) if learns_sharpness else None
-        p = torch.softmax(z, 1) if z is u else torch.softmax(z, 1, out=z)
+        p = torch.softmax(z, 1, out=space)
         p_target = p.gather(1, targets)
         log_sum = z_target - p_target.log()
         far = (p_target < 1e-20).nonzero()[:, 0]  # a probability that small has lost its digits, or is 0
@@ -164,30 +205,28 @@ class _Work:
         if self.grads is not None:
             # p_y - t_y from the sum of the others: for p near 1, p - 1 would keep no digits.
             others = p.scatter_(1, targets, 0).sum(1, keepdim=True)
-            p.scatter_(1, targets, smoothing - others)
-            if smoothing:
-                p[:, self.words] -= smoothing / self.recipe.vocab_size
-            self.add_gradients(rows, p, (u, ratio, floored), weights)
+            p.scatter_(1, targets, self.smoothing - others)
+            if self.smoothing:
+                p[:, self.words] -= self.smoothing / self.recipe.vocab_size
+            self.pull(rows, weights, (u, ratio, floored), p, grad)
         return (log_sum - expected).mul_(weights)[:, 0]
 
-    def add_gradients(self, rows, grad, at, weights):
-        """grad: dL/dz (n, V) but for the factors weights (n, 1), overwritten; at: (u, ratio, floored) of the chunk."""
+    def pull(self, rows, weights, at, grad_z, grad):
+        """From dL/dz (n, V), overwritten, to dL/du in grad (n, V), both but for the factors weights (n, 1) and slope. at: (u, ratio, floored)."""
         u, ratio, floored = at
-        weights = weights * self.link.slope(self.sharpness)
-        grad, grad_ratio = self.link.pull(grad, u, ratio)
+        grad_ratio = self.link.pull(grad_z, u, ratio, out=grad)
         grad[:, self.padding] = 0  # whatever u is there
         if floored is not None and self.link.singular:
             index, mask = floored
-            for part in (grad, grad_ratio):
-                if part is not None:
-                    part[index] = part[index].masked_fill_(mask, 0)
+            for each in (grad, grad_ratio):
+                if each is not None:
+                    each[index] = each[index].masked_fill_(mask, 0)
         if grad_ratio is not None:
-            grad_ratio *= weights
+            grad_ratio *= weights * self.link.slope(self.sharpness)
             if self.grads.row_ratio is not None:
                 self.grads.row_ratio[rows] = grad_ratio.sum(1)
             if self.grads.column_ratio is not None:
                 self.grads.column_ratio[: len(self.y)] += grad_ratio.sum(0)
-        self.pairs.backward(self.x[rows], u, grad, weights, (self.grads.x[rows], self.grads.y[: len(self.y)]))
 
     def start_gradients(self, needs):
         self.grads = Operands(

@@ -17,13 +17,13 @@ class Identity:
 
     singular = False  # whether dz/du is infinite at u = 0, so that floored pairs must have gradient 0
 
-    def logits(self, u: Tensor, ratio: Tensor | None, sharpness: Tensor | None) -> Tensor:
-        """u (n, V), ratio (n, V) or None -> z (n, V), a new tensor or u itself."""
+    def logits(self, u: Tensor, ratio: Tensor | None, sharpness: Tensor | None, out: Tensor | None = None) -> Tensor:
+        """u (n, V), ratio (n, V) or None -> z (n, V): u itself, `out`, or a new tensor."""
         return u
 
-    def pull(self, grad: Tensor, u: Tensor, ratio: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """grad dL/dz (n, V), overwritten -> (dL/du, dL/dratio or None), both still to be multiplied by `slope`."""
-        return grad, None
+    def pull(self, grad: Tensor, u: Tensor, ratio: Tensor | None, out: Tensor) -> Tensor | None:
+        """grad dL/dz (n, V), overwritten -> dL/du in `out` (grad, u or another); returns dL/dratio or None. Both lack the factor `slope`."""
+        out.copy_(grad)
 
     def slope(self, sharpness: Tensor | None):
         """The constant factor of dz/du that `pull` leaves out."""
@@ -38,14 +38,14 @@ class Harmonic:
     factor: float = 1.0
     singular = True
 
-    def logits(self, u, ratio, sharpness):
-        log = torch.log(u)  # the constant factor of d cancels in the softmax
+    def logits(self, u, ratio, sharpness, out=None):
+        log = torch.log(u, out=out)  # the constant factor of d cancels in the softmax
         if ratio is not None:
             log.sub_(ratio.log(), alpha=1 / self.root)
         return log.mul_(sharpness * -self.root)
 
-    def pull(self, grad, u, ratio):
-        return _from_log(grad, u, ratio, self.root)
+    def pull(self, grad, u, ratio, out):
+        return _from_log(grad, u, ratio, self.root, out)
 
     def slope(self, sharpness):
         return sharpness * -self.root
@@ -62,21 +62,22 @@ class Gibbs:
     def singular(self):
         return self.root != 1
 
-    def logits(self, u, ratio, sharpness):
-        return distance(self, u, ratio).mul_(-sharpness)
+    def logits(self, u, ratio, sharpness, out=None):
+        return distance(self, u, ratio, out).mul_(-sharpness)
 
-    def pull(self, grad, u, ratio):
+    def pull(self, grad, u, ratio, out):
         if self.root == 1 and ratio is None:
-            return grad.mul_(self.factor) if self.factor != 1 else grad, None
-        return _from_log(grad.mul_(distance(self, u, ratio)), u, ratio, self.root)
+            torch.mul(grad, self.factor, out=out)
+            return None
+        return _from_log(grad.mul_(distance(self, u, ratio)), u, ratio, self.root, out)
 
     def slope(self, sharpness):
         return sharpness * -self.root
 
 
-def distance(link: Harmonic | Gibbs, u: Tensor, ratio: Tensor | None) -> Tensor:
-    """d = factor * u^root / ratio, a new tensor (n, V)."""
-    d = torch.sqrt(u) if link.root == 0.5 else u.pow(link.root)
+def distance(link: Harmonic | Gibbs, u: Tensor, ratio: Tensor | None, out: Tensor | None = None) -> Tensor:
+    """d = factor * u^root / ratio (n, V), in `out` or a new tensor."""
+    d = torch.sqrt(u, out=out) if link.root == 0.5 else torch.pow(u, link.root, out=out)
     if ratio is not None:
         d.div_(ratio)
     return d.mul_(link.factor) if link.factor != 1 else d
@@ -90,7 +91,8 @@ def log_distance(link: Harmonic | Gibbs, u: Tensor, ratio: Tensor | None) -> Ten
     return log.add_(math.log(link.factor)) if link.factor != 1 else log
 
 
-def _from_log(grad, u, ratio, root):
-    """dL/d ln d, overwritten -> (dL/du, dL/dratio), both divided by root."""
+def _from_log(grad, u, ratio, root, out):
+    """From dL/d ln d to dL/du in `out` and dL/dratio, both divided by root."""
     grad_ratio = None if ratio is None else (grad / ratio).mul_(-1 / root)
-    return grad.div_(u), grad_ratio
+    torch.div(grad, u, out=out)
+    return grad_ratio

@@ -16,7 +16,7 @@ from heads.kernels import Kernel, Pairs, widest
 
 # Where a difference of large numbers has lost more than this factor to cancellation, it is recomputed from the rows themselves.
 CANCELLED = 0.03
-BLOCK_ELEMENTS = 2**21  # numbers held at once by work that goes over rows in blocks: 8 MiB
+BLOCK_ELEMENTS = 2**19  # numbers held at once by work that goes over rows in blocks: 2 MiB
 
 
 @dataclass(frozen=True)

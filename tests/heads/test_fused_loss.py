@@ -32,6 +32,7 @@ def test_results_do_not_depend_on_the_chunks(name, options, rows, monkeypatch):
     monkeypatch.setitem(fused_loss.CHUNK_ELEMENTS, "cpu", rows * 101)
     monkeypatch.setattr(fused_loss, "PROTOTYPES_PER_BUFFER", 10**9)
     monkeypatch.setitem(fused_loss.MINIMUM_ROWS, "cpu", 1)
+    monkeypatch.setitem(fused_loss.PART_ELEMENTS, "cpu", 3 * 101)
     chunked_loss, chunked = head_gradients(head, hidden, targets)
     torch.testing.assert_close(chunked_loss, loss, rtol=1e-5, atol=0)
     assert_gradients_close(chunked, {key: grad.double() for key, grad in whole.items()}, 1e-5)

@@ -18,11 +18,16 @@ def test_logits_and_their_derivatives(link, with_ratio):
     torch.testing.assert_close(distance(link, u, ratio), d.detach())
     torch.testing.assert_close(log_distance(link, u, ratio), d.detach().log())
     torch.testing.assert_close(torch.softmax(link.logits(u.clone(), ratio, sharpness), 1), torch.softmax(z.detach(), 1))
-    pulled = link.pull(grad.clone(), u, ratio)
-    for actual, wanted in zip(pulled, expected):
-        torch.testing.assert_close(actual * link.slope(sharpness), wanted)
+    for place in ("grad", "u", "elsewhere"):
+        copies = {"grad": grad.clone(), "u": u.clone(), "elsewhere": torch.empty_like(u)}
+        grad_ratio = link.pull(copies["grad"], copies["u"], ratio, out=copies[place])
+        assert (grad_ratio is None) == (ratio is None)
+        for actual, wanted in zip((copies[place], grad_ratio), expected):
+            torch.testing.assert_close(actual * link.slope(sharpness), wanted)
 
 
 def test_identity():
     u = torch.randn(2, 3)
-    assert Identity().logits(u, None, None) is u and Identity().pull(u, u, None) == (u, None) and Identity().slope(None) == 1
+    assert Identity().logits(u, None, None) is u and Identity().slope(None) == 1
+    grad, out = torch.randn(2, 3), torch.empty(2, 3)
+    assert Identity().pull(grad, u, None, out) is None and torch.equal(out, grad)
