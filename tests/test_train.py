@@ -416,3 +416,15 @@ def test_a_compiled_run_has_the_losses_of_an_eager_one(config_file, tmp_path, ex
     run(config_file, tmp_path / "eager", "--model.n_layer=1")
     assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "eager"), rel=1e-4)
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "eager"), rel=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("flags", [(), ("--train.precision=bfloat16", "--train.compile=true"), ("--train.precision=float16",)], ids=str)
+def test_a_gpu_trains_as_the_cpu_does(config_file, tmp_path, flags):
+    for head in ("linear", "cosine", "manhattan"):
+        words = (f"--head.name={head}", "--train.max_steps=20", "--eval.interval=20")
+        run(config_file, tmp_path / f"cpu_{head}", *words)
+        run(config_file, tmp_path / f"cuda_{head}", *words, "--train.device=cuda", *flags)
+        cpu, cuda = (lines(tmp_path / f"{device}_{head}", "eval")[-1]["val_nll"] for device in ("cpu", "cuda"))
+        assert cuda == pytest.approx(cpu, rel=2e-2)

@@ -224,3 +224,27 @@ def test_large_dimensions(name, options, tokens, words, width):
     torch.testing.assert_close(loss.double(), loss_sum, rtol=1e-4, atol=1e-4)
     grads.pop("hidden")
     assert_gradients_close(grads, {key: grad / tokens for key, grad in expected.items()})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("tokens, words, width", [(127, 509, 33), (300, 5003, 64)], ids=["plain", "fused"])
+def test_on_cuda_it_is_the_same_head(tokens, words, width, dtype):
+    tolerance = 1e-3 if dtype == torch.float32 else 2e-2
+    for name, options in HEADS_ONCE:
+        head = make_head(name, width, words, **options)
+        hidden, targets = batch(tokens, words, width)
+        targets[::5] = -100
+        with torch.no_grad():
+            head.weight.copy_(head.weight.to(dtype))
+            hidden = hidden.to(dtype).float()
+        expected_loss, expected = reference_gradients(head, hidden, targets)
+        truth = torch.log_softmax(reference_logits(copy.deepcopy(head).double(), hidden.double()), 1)
+        head = head.cuda()
+        with torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32):
+            loss, grads = head_gradients(head, hidden.cuda(), targets.cuda())
+            log_probs = head.log_probs(hidden.cuda())[:, :words].double().cpu()
+        torch.testing.assert_close(loss.double().cpu(), expected_loss, rtol=tolerance, atol=tolerance)
+        assert_gradients_close({key: grad.cpu() for key, grad in grads.items()}, expected, tolerance)
+        assert (log_probs - truth)[truth > math.log(1e-7)].abs().max() < (1e-3 if dtype == torch.float32 else 5e-2), (name, options)
