@@ -62,7 +62,7 @@ def chunks_of_values(recipe: Recipe, operands: Operands):
     work = _Work(recipe, operands, words_only=True)
     for rows in work.slices():
         u = work.pairs.values(work.x[rows])
-        work.floor(u, rows)
+        work.complete(u, rows, 0)
         yield rows, u, work.ratio(rows)
 
 
@@ -117,16 +117,17 @@ class _Work:
         self.words, self.padding = slice(recipe.vocab_size), slice(recipe.vocab_size, len(self.y))  # columns of u
         self.pairs = recipe.kernel.bind(self.y, self.operands.parameter, recipe.dtype or operands.x.dtype)
         self.sharpness = self.operands.sharpness
-        # A product's backward does not look at its values: their gradients take their place, part by part.
+        # A product's backward does not look at its values: their gradients take their place, part by part. Where it takes a copy of
+        # them in bfloat16, that is a second buffer.
         self.one_buffer = recipe.kernel.is_product and self.x.device.type in PART_ELEMENTS
+        self.buffers = 1 if self.one_buffer and recipe.dtype != torch.bfloat16 else 2
         self.grads = self.space = None
 
     def slices(self):
         """Slices of tokens, nearly equal, whose (rows, V) buffers are of the size wanted."""
         tokens, kind = len(self.x), self.x.device.type
         elements = max(CHUNK_ELEMENTS.get(kind, CHUNK_ELEMENTS["cuda"]), self.y.numel() // PROTOTYPES_PER_BUFFER)
-        elements //= 1 if self.one_buffer else 2
-        count = -(-tokens // max(elements // len(self.y), MINIMUM_ROWS.get(kind, 256)))
+        count = -(-tokens // max(elements // self.buffers // len(self.y), MINIMUM_ROWS.get(kind, 256)))
         return [slice(tokens * i // count, tokens * (i + 1) // count) for i in range(count)]
 
     def ratio(self, rows):
@@ -135,8 +136,9 @@ class _Work:
             return None
         return self.operands.row_ratio[rows, None] + self.operands.column_ratio[: len(self.y)]
 
-    def floor(self, u, rows):
-        """Raises u (n, V) to the floor in place. Which pairs are there: (row indices, mask (len, V)), or None."""
+    def complete(self, u, rows, first):
+        """Completes the values u (n, V), in place, and floors them. Which pairs are at the floor: (row indices, mask (len, V)), or None."""
+        self.pairs.complete(u, self.x[rows], first)
         return self.recipe.floor and self.recipe.floor.apply(u, self.norms(self.x[rows]), lambda: self.norms_of_y)
 
     @functools.cached_property
@@ -173,18 +175,19 @@ class _Work:
         for start in range(0, len(u), height):
             at = slice(start, min(start + height, len(u)))
             tokens = slice(rows.start + at.start, rows.start + at.stop)
-            losses.append(self.part(tokens, targets[at], weights[at], u[at], grad[at]))
+            floored = self.complete(u[at], tokens, start)
+            losses.append(self.part(tokens, targets[at], weights[at], (u[at], floored), grad[at]))
         if self.grads is not None:
             weights = weights * self.link.slope(self.sharpness)
             self.pairs.backward(self.x[rows], u, grad, weights, (self.grads.x[rows], self.grads.y[: len(self.y)]))
         return torch.cat(losses) if losses else weights[:, 0]
 
-    def part(self, rows, targets, weights, u, grad):
-        """The losses (n,) of some tokens of a chunk, weighted, from their values u (n, V), which are floored.
+    def part(self, rows, targets, weights, values, grad):
+        """The losses (n,) of some tokens of a chunk, weighted. values: u (n, V), and which are at the floor, as `complete` says it.
 
         grad (n, V), which may be u itself, becomes dL/du where gradients are wanted, but for the factors weights (n, 1) and the link's slope.
         """
-        floored, ratio, targets = self.floor(u, rows), self.ratio(rows), targets[:, None]
+        (u, floored), ratio, targets = values, self.ratio(rows), targets[:, None]
         space = self.space_for(u) if self.in_place else grad
         z = self.logits(u, ratio, out=space)
         z_target = z.gather(1, targets)

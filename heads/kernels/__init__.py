@@ -40,8 +40,11 @@ class Pairs:
         self.kernel, self.y = kernel, y
 
     def values(self, x: Tensor) -> Tensor:
-        """x (n, D) -> u (n, V), a buffer that the next call may reuse."""
+        """x (n, D) -> u (n, V), a buffer that the next call may reuse. `complete` has to see all of it, part by part."""
         return self.kernel.pairwise(x, self.y)
+
+    def complete(self, u: Tensor, x: Tensor, first: int) -> None:
+        """Makes of a part of what `values` gave, u (n, V) of rows x (n, D), the kernel's values, in place. first: index of its first row."""
 
     def backward(self, x: Tensor, u: Tensor, grad_u: Tensor, weights: Tensor, grads: tuple[Tensor, Tensor]) -> None:
         """As Kernel.backward for the chunk last given to `values`, with gradient weights (n, 1) * grad_u; grad_u may be overwritten."""

@@ -26,11 +26,16 @@ class InnerProductKernel(Kernel):
     is_product = True
 
     def pairwise(self, x, y):
-        return self.bind(y, dtype=x.dtype).values(x)
+        return self.bound(x, y)[1]
+
+    def bound(self, x, y):
+        pairs = self.bind(y, dtype=x.dtype)
+        u = pairs.values(x)
+        pairs.complete(u, x, 0)
+        return pairs, u
 
     def backward(self, x, y, u, grad_u, grad_x, grad_y):
-        pairs = self.bind(y, dtype=x.dtype)
-        pairs.values(x)
+        pairs, _ = self.bound(x, y)
         mine = torch.zeros_like(grad_y)
         pairs.backward(x, u, grad_u.clone(), grad_u.new_ones(len(x), 1), (grad_x, mine))
         pairs.finish(mine)
@@ -79,10 +84,8 @@ class Products:
 
     def forward(self, x: Tensor) -> Tensor:
         """x Y^T (n, V), in a buffer that the next call may reuse."""
-        size = len(x) * len(self.y)
-        if self.buffer.numel() < size:
-            self.buffer = self.y.new_empty(size)
-        return torch.mm(x, self.y.t(), out=self.buffer[:size].view(len(x), len(self.y)))
+        self.buffer = large_enough(self.buffer, len(x) * len(self.y))
+        return torch.mm(x, self.y.t(), out=self.buffer[: len(x) * len(self.y)].view(len(x), len(self.y)))
 
     def grad_x(self, G: Tensor) -> Tensor:
         """G Y (n, D)."""
@@ -101,13 +104,16 @@ class OneDnnBfloat16(Products):
     def __init__(self, y):
         super().__init__(y)
         self.low = y.bfloat16()
+        self.low_buffer = self.low.new_empty(0)
 
     def forward(self, x):
         with bfloat16_operands():
             return super().forward(x)
 
     def grad_x(self, G):
-        return torch.mm(G.bfloat16(), self.low).to(G.dtype)
+        self.low_buffer = large_enough(self.low_buffer, G.numel())
+        low = self.low_buffer[: G.numel()].view_as(G).copy_(G)
+        return torch.mm(low, self.low).to(G.dtype)
 
     def add_grad_y(self, G, x, grad_y, beta):
         with bfloat16_operands():
@@ -152,6 +158,11 @@ def bfloat16_operands():
         matmul.fp32_precision = before
 
 
+def large_enough(buffer: Tensor, size: int) -> Tensor:
+    """The flat buffer, or a new one: memory that was never written costs as much as a pass over it."""
+    return buffer if buffer.numel() >= size else buffer.new_empty(size)
+
+
 def choose_products(y: Tensor, dtype) -> Products:
     """For prototypes y (V, D), float32 or float64, where products may be taken in `dtype`."""
     low = y.dtype == torch.float32 and dtype in (torch.bfloat16, torch.float16)
@@ -187,10 +198,11 @@ class InnerProductPairs(Pairs):
 
 class DotPairs(InnerProductPairs):
     def values(self, x):
-        u = self.products.forward(x)
+        return self.products.forward(x)
+
+    def complete(self, u, x, first):
         if self.parameter is not None:
             u[:, : len(self.parameter)] += self.parameter
-        return u
 
     def backward(self, x, u, grad_u, weights, grads):
         grad_x, grad_y = grads
@@ -206,6 +218,7 @@ class SquaredDistancePairs(InnerProductPairs):
     def __init__(self, y, parameter, dtype):
         super().__init__(y, parameter, dtype)
         self.squares = self.square(self.y)  # (V,)
+        self.largest = self.squares.amax()
         self.grad_metric = None if parameter is None else torch.zeros_like(parameter)
 
     def apply(self, rows: Tensor) -> Tensor:
@@ -226,12 +239,15 @@ class SquaredDistancePairs(InnerProductPairs):
             self.grad_metric += (left * right).sum(0) if self.parameter.dim() == 1 else left.t() @ right
 
     def values(self, x):
+        self.close = []
+        return self.products.forward(self.apply(x).mul(-2))
+
+    def complete(self, u, x, first):
         x_squares = self.square(x)[:, None]  # (n, 1)
-        u = self.products.forward(self.apply(x).mul(-2)).add_(self.squares).add_(x_squares)
-        self.close = cancelled(u, CANCELLED * (x_squares + self.squares.amax()), lambda rows: CANCELLED * (x_squares[rows] + self.squares))
-        for i, k in self.close:
+        u.add_(self.squares).add_(x_squares)
+        for i, k in cancelled(u, CANCELLED * (x_squares + self.largest), lambda rows: CANCELLED * (x_squares[rows] + self.squares)):
             u[i, k] = self.square(x[i] - self.y[k])
-        return u
+            self.close.append((i + first, k))
 
     def backward(self, x, u, grad_u, weights, grads):
         grad_x, grad_y = grads
@@ -268,13 +284,17 @@ class CosinePairs(InnerProductPairs):
         self.widest = widest(self.y.device)
 
     def values(self, x):
-        # Rounded to bfloat16 after a division, rows that were exact in it would not be.
-        product = self.products.forward(x).mul_(inverse_norm(x)) if self.products.rounds_operands else self.products.forward(x * inverse_norm(x))
-        u = torch.addcmul(self.one, product, self.inverse, value=-1, out=product)
-        self.close = cancelled(u, CANCELLED, lambda rows: CANCELLED)
-        for i, k in self.close:  # in float64: rounded unit vectors are themselves 1e-7 apart
+        self.close = []
+        # Rounded to bfloat16 after a division, rows that were exact in it would not be: `complete` divides those products.
+        return self.products.forward(x if self.products.rounds_operands else x * inverse_norm(x))
+
+    def complete(self, u, x, first):
+        if self.products.rounds_operands:
+            u.mul_(inverse_norm(x))
+        torch.addcmul(self.one, u, self.inverse, value=-1, out=u)
+        for i, k in cancelled(u, CANCELLED, lambda rows: CANCELLED):  # in float64: rounded unit vectors are themselves 1e-7 apart
             u[i, k] = (unit(x[i].to(self.widest)) - unit(self.y[k].to(self.widest))).square().sum(1).div(2).to(u.dtype)
-        return u
+            self.close.append((i + first, k))
 
     def backward(self, x, u, grad_u, weights, grads):
         grad_x, grad_y = grads
