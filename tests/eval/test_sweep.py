@@ -88,7 +88,7 @@ def test_only_the_very_same_finished_config_counts_as_done(config_file, tmp_path
 def test_what_can_be_trained_is_compared_and_kept(config_file, tmp_path, execute):
     """Two heads x two seeds, and one head that cannot be trained; then the same command again."""
     out = tmp_path / "out"
-    heads = "cosine:optimizer.learning_rate=1e30,linear"
+    heads = "cosine:optimizer.learning_rate=1e30,linear,cosine"
     command = ["-m", "eval.sweep", config_file, "--heads", heads, "--seeds", "1,2", "--out", out, "--parallel", 2, "--train.max_steps=4"]
     done = execute(*command, timeout=600)
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
@@ -96,13 +96,13 @@ def test_what_can_be_trained_is_compared_and_kept(config_file, tmp_path, execute
         name = f"gpt2-cosine-optimizer.learning_rate_1e30-seed{seed}"
         assert name in done.stderr and f"{name}: FAILED (status 1): error: " in done.stdout
     comparison = json.loads((out / "comparison.json").read_text())
-    assert [(group["label"], list(group["runs"])) for group in comparison["groups"]] == [("linear", ["1", "2"])]
+    assert [(group["label"], list(group["runs"])) for group in comparison["groups"]] == [("linear", ["1", "2"]), ("cosine", ["1", "2"])]
     for group in comparison["groups"]:
         assert group["metrics"]["val_nll"]["n"] == group["metrics"]["bits_per_byte"]["n"] == 2
     assert (out / "report.md").exists() and (out / "radar_gpt2.svg").exists()
     stamps = {path: path.stat().st_mtime_ns for path in out.glob("*/eval.json")}
     again = execute(*command, timeout=600)
-    assert again.returncode == 1 and again.stdout.count("was finished") == 2 and len(stamps) == 2
+    assert again.returncode == 1 and again.stdout.count("was finished") == 4 and len(stamps) == 4
     assert {path: path.stat().st_mtime_ns for path in out.glob("*/eval.json")} == stamps
 
 

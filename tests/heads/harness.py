@@ -7,6 +7,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from heads import build_head
+from heads.kernels.inner_product import bfloat16_operands
 
 DISTANCES = [
     ("euclidean", {}),
@@ -108,6 +109,14 @@ def assert_gradients_close(actual, expected, tolerance=1e-3):
         assert grad is not None, f"{name} has no gradient"
     for name, error in relative_errors(actual, expected).items():
         assert error < tolerance, f"gradient of {name}: relative error {error}"  # also false for NaN
+
+
+def rounds_operands():
+    """Whether this processor rounds the operands of a product that `bfloat16_operands` surrounds."""
+    x, y = torch.rand(64, 64) + 1, torch.rand(64, 64) + 1
+    with bfloat16_operands():
+        product = x @ y
+    return ((product - x.double() @ y.double()).abs() > 1e-3).any().item()
 
 
 class BFloat16Units(TorchFunctionMode):

@@ -9,7 +9,15 @@ import torch
 
 from heads import fused_loss
 from heads.kernels import inner_product
-from tests.heads.harness import BFloat16Units, assert_gradients_close, batch, head_gradients, make_head, reference_gradients
+from tests.heads.harness import (
+    BFloat16Units,
+    assert_gradients_close,
+    batch,
+    head_gradients,
+    make_head,
+    reference_gradients,
+    rounds_operands,
+)
 
 SOME = [
     ("linear", {}),
@@ -63,11 +71,12 @@ def test_the_upstream_gradient_scales_everything(name, options):
                            {key: -3 * grad.double() for key, grad in grads.items()}, 1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype, units", [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, False)])
 @pytest.mark.parametrize("name", ["linear", "euclidean", "cosine", "mahalanobis", "manhattan"])
-def test_autocast_leaves_the_result_of_the_forward_product_in_float32(name, dtype, monkeypatch):
+def test_autocast_leaves_the_result_of_the_forward_product_in_float32(name, dtype, units, monkeypatch):
     """At cos = 0.95 and n = 28 a result rounded to bfloat16 is wrong by more than 1 nat; operands are rounded on some processors."""
-    monkeypatch.setattr(inner_product, "bfloat16_operands", BFloat16Units)
+    if units:
+        monkeypatch.setattr(inner_product, "bfloat16_operands", BFloat16Units)
     options = {} if name == "linear" else {"exponent": 28.0}
     head = make_head(name, 64, 101, **options)
     _, targets = batch(7, 101, 64)
@@ -76,7 +85,7 @@ def test_autocast_leaves_the_result_of_the_forward_product_in_float32(name, dtyp
     truth, expected = reference_gradients(head, hidden, targets, label_smoothing=0.1)
     with torch.autocast("cpu", dtype=dtype):
         loss, grads = head_gradients(head, hidden, targets, label_smoothing=0.1)
-    assert abs(loss.item() - truth.item()) < (2e-2 if dtype == torch.bfloat16 else 1e-3)
+    assert abs(loss.item() - truth.item()) < (2e-2 if dtype == torch.bfloat16 and (units or rounds_operands()) else 1e-3)
     # A metric's gradient is a difference of products, each rounded to bfloat16.
     assert_gradients_close(grads, expected, 6e-2 if name == "mahalanobis" else 2e-2)
 
@@ -93,7 +102,7 @@ def test_gradient_sums_over_many_chunks_stay_exact_in_bfloat16(monkeypatch):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             _, grads = head_gradients(head, hidden, targets)
         errors.append(((grads["weight"].double() - expected["weight"]).norm() / expected["weight"].norm()).item())
-    assert errors[0] < 1e-2 and errors[1] < 1.5 * errors[0]
+    assert errors[0] < (1e-2 if rounds_operands() else 5e-3) and errors[1] < 1.5 * errors[0]
 
 
 def test_a_compiled_backbone():
