@@ -8,7 +8,8 @@ from torch import nn
 # Dense peak in FLOP/s of the matrix units, by words of the device's name: bfloat16 and float16, float32 without TF32. From the makers' data sheets.
 PEAKS = {
     "H200": (989e12, 67e12), "H100 PCIe": (756e12, 51e12), "H100 NVL": (835e12, 60e12), "H100": (989e12, 67e12),
-    "A100": (312e12, 19.5e12), "L40S": (362e12, 91.6e12), "L4": (121e12, 30.3e12), "A10": (125e12, 31.2e12), "V100": (125e12, 15.7e12), "RTX 4090": (165e12, 82.6e12), "RTX 3090": (71e12, 35.6e12),
+    "A100": (312e12, 19.5e12), "L40S": (362e12, 91.6e12), "L4": (121e12, 30.3e12), "A10": (125e12, 31.2e12), "V100": (125e12, 15.7e12),
+    "RTX 4090": (165e12, 82.6e12), "RTX 3090": (71e12, 35.6e12),
 }  # fmt: skip
 
 
