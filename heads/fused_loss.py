@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from heads.kernels import Kernel
+from heads.kernels import Buffer, Kernel
 
 # Numbers in the (rows, V) buffers of a chunk, which with small change make up the memory of an inner-product loss on a CPU. On CUDA a chunk
 # has to be large enough to fill the device. Prototypes that dwarf the buffers may have larger ones: half of their own size.
@@ -121,7 +121,7 @@ class _Work:
         # them in bfloat16, that is a second buffer.
         self.one_buffer = recipe.kernel.is_product and self.x.device.type in PART_ELEMENTS
         self.buffers = 1 if self.one_buffer and recipe.dtype != torch.bfloat16 else 2
-        self.grads = self.space = None
+        self.space, self.grads = Buffer(self.y), None
 
     def slices(self):
         """Slices of tokens, nearly equal, whose (rows, V) buffers are of the size wanted."""
@@ -160,16 +160,10 @@ class _Work:
         """Whether what is computed from the values of a chunk may take their place."""
         return self.one_buffer or self.grads is None
 
-    def space_for(self, u):
-        """A buffer like u (n, V), the same for all chunks: memory that was never written costs as much as a pass over it."""
-        if self.space is None or self.space.numel() < u.numel():
-            self.space = torch.empty_like(u).view(-1)
-        return self.space[: u.numel()].view_as(u)
-
     def chunk(self, rows, targets, weights):
         """The losses (n,) of a chunk, weighted; adds its gradients where they are wanted."""
         u = self.pairs.values(self.x[rows])
-        grad = u if self.in_place else self.space_for(u)
+        grad = u if self.in_place else self.space.shaped(*u.shape)
         losses = []
         height = max(1, PART_ELEMENTS.get(u.device.type, u.numel()) // max(1, u.shape[1]))
         for start in range(0, len(u), height):
@@ -188,7 +182,7 @@ class _Work:
         grad (n, V), which may be u itself, becomes dL/du where gradients are wanted, but for the factors weights (n, 1) and the link's slope.
         """
         (u, floored), ratio, targets = values, self.ratio(rows), targets[:, None]
-        space = self.space_for(u) if self.in_place else grad
+        space = self.space.shaped(*u.shape) if self.in_place else grad
         z = self.logits(u, ratio, out=space)
         z_target = z.gather(1, targets)
         expected = z_target * (1 - self.smoothing)  # sum_k t_k z_k

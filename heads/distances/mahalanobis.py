@@ -33,11 +33,14 @@ class Mahalanobis(DistanceHead):
     @torch.no_grad()
     def reset_parameters(self):
         super().reset_parameters()
-        if self.settings["covariance"] == "full":
-            nn.init.eye_(self.factor).mul_(math.sqrt(1 - RIDGE))
+        covariance = self.settings["covariance"]
+        if covariance == "diagonal":
+            nn.init.zeros_(self.log_precision)
+        elif covariance == "cholesky":
+            nn.init.zeros_(self.log_diagonal)
+            nn.init.zeros_(self.lower)
         else:
-            for name in {"diagonal": ("log_precision",), "cholesky": ("log_diagonal", "lower")}[self.settings["covariance"]]:
-                nn.init.zeros_(getattr(self, name))
+            nn.init.eye_(self.factor).mul_(math.sqrt(1 - RIDGE))
 
     def metric(self):
         """M (D, D), or its diagonal (D,)."""

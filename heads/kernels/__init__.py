@@ -59,6 +59,19 @@ class Pairs:
         return None
 
 
+class Buffer:
+    """Memory that chunk after chunk is written to: fresh memory costs as much as a pass over it."""
+
+    def __init__(self, like: Tensor):
+        self.flat = like.new_empty(0)
+
+    def shaped(self, n: int, m: int) -> Tensor:
+        """(n, m), of the dtype and device asked for, with whatever was left there."""
+        if self.flat.numel() < n * m:
+            self.flat = self.flat.new_empty(n * m)
+        return self.flat[: n * m].view(n, m)
+
+
 def widest(device: torch.device) -> torch.dtype:
     """The widest floating point dtype that a device has."""
     return torch.float32 if device.type == "mps" else torch.float64

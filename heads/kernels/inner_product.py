@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from heads.kernels import Kernel, Pairs, widest
+from heads.kernels import Buffer, Kernel, Pairs, widest
 
 # Where a difference of large numbers has lost more than this factor to cancellation, it is recomputed from the rows themselves.
 CANCELLED = 0.03
@@ -80,12 +80,11 @@ class Products:
 
     def __init__(self, y: Tensor):
         self.y = y
-        self.buffer = y.new_empty(0)
+        self.buffer = Buffer(y)
 
     def forward(self, x: Tensor) -> Tensor:
         """x Y^T (n, V), in a buffer that the next call may reuse."""
-        self.buffer = large_enough(self.buffer, len(x) * len(self.y))
-        return torch.mm(x, self.y.t(), out=self.buffer[: len(x) * len(self.y)].view(len(x), len(self.y)))
+        return torch.mm(x, self.y.t(), out=self.buffer.shaped(len(x), len(self.y)))
 
     def grad_x(self, G: Tensor) -> Tensor:
         """G Y (n, D)."""
@@ -104,16 +103,14 @@ class OneDnnBfloat16(Products):
     def __init__(self, y):
         super().__init__(y)
         self.low = y.bfloat16()
-        self.low_buffer = self.low.new_empty(0)
+        self.low_buffer = Buffer(self.low)
 
     def forward(self, x):
         with bfloat16_operands():
             return super().forward(x)
 
     def grad_x(self, G):
-        self.low_buffer = large_enough(self.low_buffer, G.numel())
-        low = self.low_buffer[: G.numel()].view_as(G).copy_(G)
-        return torch.mm(low, self.low).to(G.dtype)
+        return torch.mm(self.low_buffer.shaped(*G.shape).copy_(G), self.low).to(G.dtype)
 
     def add_grad_y(self, G, x, grad_y, beta):
         with bfloat16_operands():
@@ -156,11 +153,6 @@ def bfloat16_operands():
         yield
     finally:
         matmul.fp32_precision = before
-
-
-def large_enough(buffer: Tensor, size: int) -> Tensor:
-    """The flat buffer, or a new one: memory that was never written costs as much as a pass over it."""
-    return buffer if buffer.numel() >= size else buffer.new_empty(size)
 
 
 def choose_products(y: Tensor, dtype) -> Products:

@@ -27,8 +27,8 @@ class Tile(NamedTuple):
     elements: int
 
 
-# On a CPU a tile of y (512 KiB) stays in a core's L2 cache; on CUDA n * m * D of one must
-# stay below 2^31, beyond which the generated code counts in 64 bits and is compiled again. Unfused, intermediates take 2 MiB each.
+# On a CPU a tile of y (512 KiB) stays in a core's L2 cache; on CUDA rows * elements stays below 2^31, beyond which the generated code counts
+# in 64 bits and is compiled again. Unfused, intermediates take 2 MiB each.
 FUSED_TILE = {"cpu": Tile(128, 2**17), "cuda": Tile(1024, 2**20)}
 PLAIN_TILE = {"cpu": Tile(16, 2**19), "cuda": Tile(64, 2**23)}
 
